@@ -105,7 +105,7 @@ class RunProgress:
                 text = f"fetching the swarm's state: {event.done_chunks} of {event.total_chunks} chunks"
                 self._show_now(text, event.done_chunks / max(event.total_chunks, 1))
             case RoundCertified():
-                self._certified = f" · round {event.round} was certified{losses(event.loss, event.held_out)}"
+                self._certified = f" · round {event.round} was certified{_losses_of(event)}"
                 logs.context.round = event.round
                 for line in (*self._peers.late(time.monotonic()), certified_line(event)):
                     log.info("%s", line)
@@ -149,12 +149,17 @@ class RunProgress:
 def certified_line(event: RoundCertified) -> str:
     """`round 3 certified: 4 of 5 contributed, training loss 1.235, held-out 1.302 (round 2), 8.1 s`."""
     who = who_contributed(event.contributors, event.members)
-    return f"round {event.round} certified: {who}{losses(event.loss, event.held_out)}, {event.seconds:.1f} s"
+    return f"round {event.round} certified: {who}{_losses_of(event)}, {event.seconds:.1f} s"
 
 
-def losses(training: float | None, held_out: HeldOut | None = None) -> str:
-    """The losses that are known, each by its own word, behind a comma."""
-    parts = [] if training is None else [f"training loss {figure(training)}"]
+def _losses_of(event: RoundCertified) -> str:
+    return losses(event.loss, event.held_out, event.loss_metric)
+
+
+def losses(training: float | None, held_out: HeldOut | None = None, loss_metric: str = "") -> str:
+    """The losses that are known, each by its own word, behind a comma. loss_metric: what that of training is in."""
+    unit = "" if held_out is None else own_unit(loss_metric, held_out.metric)
+    parts = [] if training is None else [f"training loss {figure(training)}{unit}"]
     if held_out is not None:
         parts.append(f"held-out {figure(held_out.value)} (round {held_out.round})")
     return "".join(f", {part}" for part in parts)
@@ -324,8 +329,15 @@ def losses_told(status: Status) -> str:
     if status.loss is not None and status.metric != TRAINING_LOSS:
         parts.append(f"held-out {figure(status.loss)} {status.metric.removeprefix(HELD_OUT_LOSS)}".rstrip())
     if status.train_loss is not None:
-        parts.append(f"training {figure(status.train_loss)}")
+        named = "" if status.train_metric in (TRAINING_LOSS, HELD_OUT_LOSS) else f" {status.train_metric}".rstrip()
+        unit = own_unit(status.train_metric, status.metric) if parts else named
+        parts.append(f"training {figure(status.train_loss)}{unit}")
     return "; ".join(parts)
+
+
+def own_unit(loss_metric: str, metric: str) -> str:
+    """Note behind a training loss that stands beside a held-out one of another unit: nobody shall compare the two."""
+    return "" if loss_metric == metric else " in a unit of its own"
 
 
 def rollout_lines(status: Status) -> list[str]:

@@ -42,6 +42,7 @@ class HeldOut:
 class RoundCertified:
     """Certificate of a round. `loss` is the training loss, None if nobody told; `seconds` the whole round.
 
+    loss_metric: what the loss is measured in, in the words of `HeldOut.metric`; empty where nobody knows.
     held_out: the newest evaluation, None if there was none, or none that is another loss than that of training.
     """
 
@@ -51,6 +52,7 @@ class RoundCertified:
     loss: float | None
     seconds: float
     held_out: HeldOut | None = None
+    loss_metric: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

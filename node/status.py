@@ -100,6 +100,7 @@ def status(
         loss=parts.training_client.metric,
         metric="" if parts.training_client.metric is None else parts.training_client.metric_name,
         train_loss=parts.training_client.loss,
+        train_metric="" if parts.training_client.loss is None else parts.training_client.loss_metric,
         tokens_per_s=parts.training_client.tokens_per_s,
         blocked_fraction=parts.training_client.blocked_fraction,
         rollouts=None if rounds.sharing is None else rounds.sharing.status,

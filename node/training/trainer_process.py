@@ -58,7 +58,7 @@ from shoal.node.training.trainer_messages import (
     WriteInitial,
     unpack_command,
 )
-from shoal.node.workload import load_workload
+from shoal.node.workload import ComparableWorkload, load_workload
 from shoal.protocol.errors import LocalError
 
 
@@ -177,7 +177,13 @@ class TrainerProcess:
             where = f"{self._ranks.processes} x {replica.device_type}"
         self._replica, self._sampler = replica, Sampler(workload)
         self._control.send(
-            Started(layout=replica.layout, metric=workload.metric, device=where, import_s=self._import_s)
+            Started(
+                layout=replica.layout,
+                metric=workload.metric,
+                loss_metric=workload.metric if isinstance(workload, ComparableWorkload) else "",
+                device=where,
+                import_s=self._import_s,
+            )
         )
 
     def _work(self, command: Command, replica: Replica, out: Vector) -> None:

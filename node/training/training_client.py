@@ -106,6 +106,11 @@ class TrainingClient:
         return self._trainer.started.metric
 
     @property
+    def loss_metric(self) -> str:
+        """Meaning of `loss`, in the same words; empty where the workload does not say it."""
+        return self._trainer.started.loss_metric
+
+    @property
     def held_out(self) -> HeldOut | None:
         """The newest evaluation; None before there is one, or where a loop reports its training loss."""
         if self.metric is None or self.metric_name == TRAINING_LOSS:

@@ -51,6 +51,7 @@ class TextWorkload:
     compile: bool = False
     data: str | None = None
     metric: str = field(default="bits per byte", init=False)
+    metric_per_loss: float = field(default=1 / math.log(2), init=False)
 
     def __post_init__(self) -> None:
         for option in ("width", "layers", "heads", "context", "batch"):
@@ -111,7 +112,7 @@ class TextWorkload:
         device = next(model.parameters()).device
         with as_it_is(self.compile):
             losses = [float(self.loss(model, part.to(device))[0]) for part in torch.split(windows, EVALUATION_BATCH)]
-        return sum(losses) / len(losses) / math.log(2)
+        return sum(losses) / len(losses) * self.metric_per_loss
 
     @property
     def prompts(self) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
         "abstains",
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
-        *("peers", "names", "metric", "train_loss", "turn_in_rounds", "samples"),
+        *("peers", "names", "metric", "train_loss", "train_metric", "turn_in_rounds", "samples"),
         *("why_paused", "max_upload", "max_download"),
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
@@ -310,18 +310,22 @@ def test_peers_are_called_by_name_wherever_one_stands_alone(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("loss", "metric", "train_loss", "said"),
+    ("loss", "metric", "train_loss", "train_metric", "said"),
     [
-        (1.23456, "bits per byte", 1234.56, "held-out 1.235 bits per byte; training 1,235"),
-        (0.00001234567, "held-out loss", None, "held-out 1.235e-05"),
-        (1.5, "training loss", 1.25, "training 1.25"),  # of a loop that has no evaluation
-        (None, "", None, ""),
+        (1.23456, "bits per byte", 1234.56, "bits per byte", "held-out 1.235 bits per byte; training 1,235"),
+        (0.25, "error rate", 1.25, "", "held-out 0.25 error rate; training 1.25 in a unit of its own"),
+        (None, "", 1.25, "bits per byte", "training 1.25 bits per byte"),
+        (None, "", 1.25, "", "training 1.25"),
+        (0.00001234567, "held-out loss", None, "", "held-out 1.235e-05"),
+        (1.5, "held-out loss", 1.25, "held-out loss", "held-out 1.5; training 1.25"),
+        (1.5, "training loss", 1.25, "training loss", "training 1.25"),  # of a loop that has no evaluation
+        (None, "", None, "", ""),
     ],
 )
 def test_a_loss_is_said_to_be_held_out_or_of_training(
-    loss: float | None, metric: str, train_loss: float | None, said: str
+    loss: float | None, metric: str, train_loss: float | None, train_metric: str, said: str
 ) -> None:
-    known = msgspec.structs.replace(STATUS, loss=loss, metric=metric, train_loss=train_loss)
+    known = msgspec.structs.replace(STATUS, loss=loss, metric=metric, train_loss=train_loss, train_metric=train_metric)
     assert losses_told(known) == said
 
 
