@@ -33,7 +33,7 @@ from shoal.node.outcome import (
     StateFetched,
     TrainerTraceback,
 )
-from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
+from shoal.node.peer_facts import ABSENT, Outlier, PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
 from shoal.protocol.names import THIS_NODE, by_name, short, with_id
 from shoal.protocol.seats import turn_text
@@ -267,11 +267,13 @@ def peer_lines(status: Status) -> list[str]:
 
 
 def peer_counts(known: PeerSummary) -> str:
-    """`1,001 known, 971 alive: 898 training, 31 joining; 32 of them follow, 23 are behind`."""
-    states = ", ".join(f"{number:,} {state}" for state, number in known.states.items())
+    """`1,001 known, 971 alive: 940 training, 31 joining; 30 gone; 32 follow, 23 behind`: who is alive sums to that."""
+    absent = {state: number for state, number in known.states.items() if state in ABSENT}
+    states = ", ".join(f"{number:,} {state}" for state, number in known.states.items() if state not in absent)
+    others = ", ".join(f"{number:,} {state}" for state, number in absent.items())
     ways = [(known.following, "follow" if known.following != 1 else "follows"), (known.behind, "behind")]
     more = ", ".join(f"{number:,} {what}" for number, what in ways if number)
-    return f"{known.known:,} known, {known.alive:,} alive: {states}" + (f"; {more}" if more else "")
+    return f"{known.known:,} known, {known.alive:,} alive: {'; '.join(filter(None, (states, others, more)))}"
 
 
 def _speed_texts(known: PeerSummary, status: Status) -> list[tuple[str, str]]:

@@ -192,7 +192,7 @@ def test_status_of_a_thousand_nodes_is_a_screen_with_those_in_trouble_first(
         assert execute(["status", "--data-dir", str(tmp_path), "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
     assert len(lines) <= 70
-    assert "peers      1,000 known, 900 alive: 900 training, 100 gone; 100 follow, 128 behind" in lines
+    assert "peers      1,000 known, 900 alive: 900 training; 100 gone; 100 follow, 128 behind" in lines
     assert "software   shoal 1: 600, shoal 2\\x1b[2J: 300" in lines
     assert "together   1.3 Mtokens/s, as they say" in lines
     assert (
