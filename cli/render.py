@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
@@ -31,6 +31,8 @@ from shoal.node.outcome import (
     RoundShared,
     RoundStepped,
     StateFetched,
+    StepsMade,
+    TakesPart,
     TrainerTraceback,
 )
 from shoal.node.peer_facts import ABSENT, Outlier, PeerFacts, PeerSummary
@@ -51,6 +53,9 @@ ALL_PEERS = "`shoal status --peers` lists all that this node knows"
 
 log = logging.getLogger("shoal.progress")
 
+LONG_ROUND_S = 60.0
+LONG_FETCH_S = 10.0
+"""A round, or a fetch, of which nothing was logged for so long has a line that says how far it is."""
 PHASES = ("train", "plan", "reduce", "certify")
 """Of a round, in order."""
 
@@ -89,8 +94,11 @@ def _show_nothing(text: str, share: float | None = None) -> None:
 class RunProgress:
     """Tells how a run of a node goes on: what is worth keeping in the log, what passes in the live line."""
 
-    def __init__(self, show_now: ShowNow) -> None:
+    def __init__(self, show_now: ShowNow, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._show_now = show_now
+        self._clock = clock
+        self._logged_at = clock()
+        self._counts = False
         self._phase = ""
         self._certified = ""
         self._peers = PeerLines()
@@ -101,16 +109,26 @@ class RunProgress:
             case PhaseChanged():
                 self._phase = event.phase
                 self._show_phase(event.round)
+                self._log_after(LONG_ROUND_S, f"round {event.round}: {event.phase}")
             case StateFetched():
-                text = f"fetching the swarm's state: {event.done_chunks} of {event.total_chunks} chunks"
-                self._show_now(text, event.done_chunks / max(event.total_chunks, 1))
+                text = _fetched(event.done_bytes, event.total_bytes)
+                self._show_now(text, event.done_bytes / max(event.total_bytes, 1))
+                self._log_after(LONG_FETCH_S, text)
+            case StepsMade():
+                text = f"round {event.round}: step {event.step} of {event.steps}"
+                self._show_now(f"{text}{self._certified}", event.step / event.steps)
+                self._log_after(LONG_ROUND_S, text)
+            case TakesPart():
+                self._tell_of_part(event)
             case RoundCertified():
+                self._logged_at = self._clock()
                 self._certified = f" · round {event.round} was certified{_losses_of(event)}"
                 logs.context.round = event.round
                 for line in (*self._peers.late(time.monotonic()), certified_line(event)):
                     log.info("%s", line)
                 self._show_phase(event.round + 1)  # a node that is alone begins it in the phase in which it was
             case RoundStepped():
+                self._logged_at = self._clock()
                 log.info("%s", stepped_line(event))
             case RoundShared():
                 log.info("%s", shared_line(event))
@@ -122,6 +140,21 @@ class RunProgress:
                 log.error("the workload failed: %s", event.summary)
                 for line in event.traceback.splitlines()[-TRACEBACK_LIMIT_LINES:]:
                     log.error("  %s", line)
+
+    def _log_after(self, seconds: float, text: str) -> None:
+        """Have a line in the log where none of its kind came for so long: nobody shall take a node for stuck."""
+        if self._clock() >= self._logged_at + seconds:
+            self._logged_at = self._clock()
+            log.info("%s", text)
+
+    def _tell_of_part(self, event: TakesPart) -> None:
+        """Say in which round the work of a node begins to count, as long as it does not."""
+        self._logged_at = self._clock()
+        if event.counts_from > event.round:
+            log.info("new in round %d: this node's work counts from round %d on", event.round, event.counts_from)
+        elif not self._counts:
+            log.info("this node's work counts from round %d on", event.round)
+        self._counts = event.counts_from == event.round
 
     def _tell_of_peer(self, event: PeerChanged) -> None:
         logs.known.note(event.peer, event.name)
@@ -227,7 +260,8 @@ def status_lines(status: Status) -> list[str]:
         ("swarm", status.swarm_id),
         *(("address", address) for address in status.addresses),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
-        ("phase", status.phase),
+        ("phase", phase_told(status)),
+        *(() if status.counts_from is None else (("counts", f"its work, from round {status.counts_from} on"),)),
         *(() if not status.why_paused else (("paused", status.why_paused),)),
         *(() if status.turn_in_rounds is None else (("seat", turn_text(status.turn_in_rounds)),)),
         *(() if status.abstains is None else (("help", by_name(status.abstains, status.names, own=status.peer_id)),)),
@@ -322,7 +356,25 @@ def _few(lines: Sequence[str]) -> list[str]:
 
 def _speed(status: Status) -> str:
     blocked = "" if status.blocked_fraction is None else f", {status.blocked_fraction:.1%} of the time blocked"
-    return f"{figure(status.tokens_per_s)} tokens/s{blocked}"
+    return f"{speed_told(status.tokens_per_s).removeprefix('speed ')}{blocked}"
+
+
+def speed_told(tokens_per_s: float | None) -> str:
+    """`1,235 tokens/s`; a node that has measured none does not say 0."""
+    return "speed not measured yet" if tokens_per_s is None else f"{figure(tokens_per_s)} tokens/s"
+
+
+def phase_told(status: Status) -> str:
+    """`train, step 40 of 100`, or how much of the state is here: the phase, and how far it is where that is known."""
+    if status.phase == "train" and status.step is not None and status.steps is not None:
+        return f"{status.phase}, step {status.step} of {status.steps}"
+    if status.fetched_bytes is not None and status.state_bytes is not None:
+        return f"{status.phase}, {_fetched(status.fetched_bytes, status.state_bytes)}"
+    return status.phase
+
+
+def _fetched(done_bytes: int, total_bytes: int) -> str:
+    return f"fetching the swarm's state: {quantity(done_bytes, 'B')} of {quantity(total_bytes, 'B')}"
 
 
 def losses_told(status: Status) -> str:

@@ -82,10 +82,29 @@ class RoundShared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFetched:
-    """Progress of fetching the certified state from peers."""
+    """Progress of fetching the certified state from peers: what is here of it, and what there is."""
 
     done_chunks: int
     total_chunks: int
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakesPart:
+    """Beginning of this node's part in a round. counts_from: the round from which its work counts, this or the next."""
+
+    round: int
+    counts_from: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsMade:
+    """Progress of the inner steps of a round, about once a second."""
+
+    round: int
+    step: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,5 +135,14 @@ class TrainerTraceback:
 
 
 Progress = (
-    PhaseChanged | RoundCertified | RoundStepped | RoundShared | StateFetched | Notice | PeerChanged | TrainerTraceback
+    PhaseChanged
+    | RoundCertified
+    | RoundStepped
+    | RoundShared
+    | StateFetched
+    | TakesPart
+    | StepsMade
+    | Notice
+    | PeerChanged
+    | TrainerTraceback
 )

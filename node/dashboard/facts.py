@@ -114,7 +114,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     train_loss: float | None
     train_metric: str
-    tokens_per_s: float
+    tokens_per_s: float | None
     blocked_fraction: float | None
     traffic: Traffic
     addresses: Sequence[str]
@@ -296,7 +296,7 @@ class NodeSource:
             loss=training_client.metric,
             train_loss=training_client.loss,
             train_metric=training_client.loss_metric,
-            tokens_per_s=training_client.tokens_per_s,
+            tokens_per_s=training_client.tokens_per_s or None,
             blocked_fraction=training_client.blocked_fraction,
             addresses=tuple(parts.host.addresses),
             peer_errors=parts.host.remote_errors,

@@ -27,8 +27,9 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
+from shoal.node.outcome import StateFetched
 from shoal.node.state.asking import ask_in_turn
-from shoal.node.state.fetching import Fetcher, Job
+from shoal.node.state.fetching import Fetcher, Job, OnProgress
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateCache
 from shoal.node.state.transfer_files import PartialDownload, TransferFolder
@@ -76,7 +77,6 @@ SPACES = {kind: space for space, kind in KINDS.items()}
 logger = logging.getLogger(__name__)
 
 Ask = Callable[[PeerId, bytes], Awaitable[bytes]]
-OnChunk = Callable[[int, int], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -249,7 +249,7 @@ class CatchUp:
             return 0
         return replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
 
-    def performers(self, on_chunk: OnChunk) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
+    def performers(self, on_chunk: OnProgress) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
         """Functions that carry out an errand's requests about states; `on_chunk` is told how a transfer goes."""
         return {
             AskHolders: self._ask_holders,
@@ -307,7 +307,7 @@ class CatchUp:
 
     # -- a whole state ---------------------------------------------------------------------------------------
 
-    async def _fetch_state(self, on_chunk: OnChunk, request: FetchState) -> CertifiedState | None:
+    async def _fetch_state(self, on_chunk: OnProgress, request: FetchState) -> CertifiedState | None:
         """The state of a header, None if it is not to be had. Raises ConfigError where `accepts` does."""
         value, certified, header, base = request.value, request.certified, request.header, request.base
         assert isinstance(header, StateHeader)
@@ -469,5 +469,5 @@ def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: 
     return max(1, fragments * (4 * vectors * numel - 1) // (finals + trailers))
 
 
-async def _ignore(done: int, total: int) -> None:
+async def _ignore(fetched: StateFetched) -> None:
     await trio.lowlevel.checkpoint()

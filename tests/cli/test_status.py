@@ -116,6 +116,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
         *("peers", "names", "metric", "train_loss", "train_metric", "turn_in_rounds", "samples"),
         *("why_paused", "max_upload", "max_download"),
+        *("step", "steps", "fetched_bytes", "state_bytes", "counts_from"),
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
     assert document["bytes"] == {"sent": 1_500_000, "received": 999, "passed_on": 0}
@@ -170,6 +171,24 @@ def status_of(peers: Sequence[PeerFacts]) -> Status:
     ]
     missing = [member.peer_id for member in members if member.reach == "gone"]
     return msgspec.structs.replace(STATUS, members=members, missing=missing, peers=summary_of(peers))
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"phase": "train", "step": 40, "steps": 100}, "phase      train, step 40 of 100"),
+        ({"phase": "plan", "step": 40, "steps": 100}, "phase      plan"),
+        (
+            {"phase": "joining", "fetched_bytes": 2_100_000, "state_bytes": 6_800_000},
+            "phase      joining, fetching the swarm's state: 2.1 MB of 6.8 MB",
+        ),
+        ({"counts_from": 4}, "counts     its work, from round 4 on"),
+        ({"tokens_per_s": None, "blocked_fraction": None}, "speed      not measured yet"),
+        ({"tokens_per_s": 1234.0, "blocked_fraction": None}, "speed      1,234 tokens/s"),
+    ],
+)
+def test_status_says_how_far_a_node_is(facts: dict[str, Any], line: str) -> None:
+    assert line in status_lines(msgspec.structs.replace(STATUS, **facts))
 
 
 def test_status_says_why_a_node_is_paused_and_what_it_moves_at_most() -> None:

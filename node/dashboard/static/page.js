@@ -37,9 +37,9 @@ function drawNode() {
   put("t-nodes", count(summary.alive ?? 0));
   put("t-nodes-more", [plural(node.members, "member"), gone && `${count(gone)} gone`, summary.following && `${count(summary.following)} following`].filter(Boolean).join(" · "));
   put("t-speed-name", rollouts ? "Generated" : "Speed");
-  const speed = rollouts ? [count(rollouts.generated_tokens), " tokens"] : [count(Math.round(summary.tokens_per_s ?? 0)), " tokens/s"];
+  const speed = rollouts ? [count(rollouts.generated_tokens), " tokens"] : [summary.tokens_per_s ? count(Math.round(summary.tokens_per_s)) : NONE, " tokens/s"];
   find("t-speed").replaceChildren(speed[0], make("small", {}, speed[1]));
-  put("t-speed-more", rollouts ? "by this node" : `this node ${count(Math.round(node.tokens_per_s))}`);
+  put("t-speed-more", rollouts ? "by this node" : node.tokens_per_s == null ? "this node not measured yet" : `this node ${count(Math.round(node.tokens_per_s))}`);
   put("t-traffic", rate((node.upload || 0) + (node.download || 0)));
   put("t-traffic-more", `↑ ${rate(node.upload)} · ↓ ${rate(node.download)}`);
   put("me", called(node.peer));
