@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
@@ -21,6 +21,7 @@ from shoal.cli.text import count, escaped, figure, in_one_line, quantity, who_co
 from shoal.node.control_client import GroupStatus, MemberStatus, Status
 from shoal.node.outcome import (
     HELD_OUT_LOSS,
+    TRAINING_LOSS,
     HeldOut,
     Notice,
     Outcome,
@@ -32,10 +33,12 @@ from shoal.node.outcome import (
     RoundShared,
     RoundStepped,
     StateFetched,
+    StepsMade,
+    TakesPart,
     TrainerTraceback,
     is_held_out,
 )
-from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
+from shoal.node.peer_facts import ABSENT, Outlier, PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
 from shoal.protocol.names import THIS_NODE, by_name, short, with_id
 from shoal.protocol.seats import turn_text
@@ -55,6 +58,9 @@ ALL_PEERS = "`shoal status --peers` lists all that this node knows"
 
 log = logging.getLogger("shoal.progress")
 
+LONG_ROUND_S = 60.0
+LONG_FETCH_S = 10.0
+"""A round, or a fetch, of which nothing was logged for so long has a line that says how far it is."""
 PHASES = ("train", "plan", "reduce", "certify")
 """Of a round, in order."""
 
@@ -93,8 +99,11 @@ def _show_nothing(text: str, share: float | None = None) -> None:
 class RunProgress:
     """Tells how a run of a node goes on: what is worth keeping in the log, what passes in the live line."""
 
-    def __init__(self, show_now: ShowNow) -> None:
+    def __init__(self, show_now: ShowNow, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._show_now = show_now
+        self._clock = clock
+        self._logged_at = clock()
+        self._counts = False
         self._phase = ""
         self._certified = ""
         self._peers = PeerLines()
@@ -106,16 +115,26 @@ class RunProgress:
             case PhaseChanged():
                 self._phase = event.phase
                 self._show_phase(event.round)
+                self._log_after(LONG_ROUND_S, f"round {event.round}: {event.phase}")
             case StateFetched():
-                text = f"fetching the swarm's state: {event.done_chunks} of {event.total_chunks} chunks"
-                self._show_now(text, event.done_chunks / max(event.total_chunks, 1))
+                text = _fetched(event.done_bytes, event.total_bytes)
+                self._show_now(text, event.done_bytes / max(event.total_bytes, 1))
+                self._log_after(LONG_FETCH_S, text)
+            case StepsMade():
+                text = f"round {event.round}: step {event.step} of {event.steps}"
+                self._show_now(f"{text}{self._certified}", event.step / event.steps)
+                self._log_after(LONG_ROUND_S, text)
+            case TakesPart():
+                self._tell_of_part(event)
             case RoundCertified():
-                self._certified = f" · round {event.round} was certified{losses(event.loss, event.held_out)}"
+                self._logged_at = self._clock()
+                self._certified = f" · round {event.round} was certified{_losses_of(event)}"
                 logs.context.round = event.round
                 for line in (*self._peers.late(time.monotonic()), certified_line(event)):
                     log.info("%s", line)
                 self._show_phase(event.round + 1)  # a node that is alone begins it in the phase in which it was
             case RoundStepped():
+                self._logged_at = self._clock()
                 log.info("%s", stepped_line(event))
             case RoundShared():
                 for line in self._shared.take(event, time.monotonic()):
@@ -130,6 +149,21 @@ class RunProgress:
                 log.error("the workload failed: %s", event.summary)
                 for line in event.traceback.splitlines()[-TRACEBACK_LIMIT_LINES:]:
                     log.error("  %s", line)
+
+    def _log_after(self, seconds: float, text: str) -> None:
+        """Have a line in the log where none of its kind came for so long: nobody shall take a node for stuck."""
+        if self._clock() >= self._logged_at + seconds:
+            self._logged_at = self._clock()
+            log.info("%s", text)
+
+    def _tell_of_part(self, event: TakesPart) -> None:
+        """Say in which round the work of a node begins to count, as long as it does not."""
+        self._logged_at = self._clock()
+        if event.counts_from > event.round:
+            log.info("new in round %d: this node's work counts from round %d on", event.round, event.counts_from)
+        elif not self._counts:
+            log.info("this node's work counts from round %d on", event.round)
+        self._counts = event.counts_from == event.round
 
     def _tell_of_peer(self, event: PeerChanged) -> None:
         logs.known.note(event.peer, event.name)
@@ -159,12 +193,17 @@ class RunProgress:
 def certified_line(event: RoundCertified) -> str:
     """`round 3 certified: 4 of 5 contributed, training loss 1.235, held-out 1.302 (round 2), 8.1 s`."""
     who = who_contributed(event.contributors, event.members)
-    return f"round {event.round} certified: {who}{losses(event.loss, event.held_out)}, {event.seconds:.1f} s"
+    return f"round {event.round} certified: {who}{_losses_of(event)}, {event.seconds:.1f} s"
 
 
-def losses(training: float | None, held_out: HeldOut | None = None) -> str:
-    """The losses that are known, each by its own word, behind a comma."""
-    parts = [] if training is None else [f"training loss {figure(training)}"]
+def _losses_of(event: RoundCertified) -> str:
+    return losses(event.loss, event.held_out, event.loss_metric)
+
+
+def losses(training: float | None, held_out: HeldOut | None = None, loss_metric: str = "") -> str:
+    """The losses that are known, each by its own word, behind a comma. loss_metric: what that of training is in."""
+    unit = "" if held_out is None else own_unit(loss_metric, held_out.metric)
+    parts = [] if training is None else [f"training loss {figure(training)}{unit}"]
     if held_out is not None:
         parts.append(f"held-out {figure(held_out.value)} (round {held_out.round})")
     return "".join(f", {part}" for part in parts)
@@ -257,7 +296,8 @@ def status_lines(status: Status) -> list[str]:
         ("swarm", status.swarm_id),
         *(("address", address) for address in status.addresses),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
-        ("phase", status.phase),
+        ("phase", phase_told(status)),
+        *(() if status.counts_from is None else (("counts", f"its work, from round {status.counts_from} on"),)),
         *(() if not status.why_paused else (("paused", status.why_paused),)),
         *(() if status.turn_in_rounds is None else (("seat", turn_text(status.turn_in_rounds)),)),
         *(() if status.abstains is None else (("help", by_name(status.abstains, status.names, own=status.peer_id)),)),
@@ -304,11 +344,13 @@ def peer_lines(status: Status) -> list[str]:
 
 
 def peer_counts(known: PeerSummary) -> str:
-    """`1,001 known, 971 alive: 898 training, 31 joining; 32 not members, 23 behind`."""
-    states = ", ".join(f"{number:,} {state}" for state, number in known.states.items())
+    """`1,001 known, 971 alive: 940 training, 31 joining; 30 gone; 32 not members, 23 behind`: the alive sum to that."""
+    absent = {state: number for state, number in known.states.items() if state in ABSENT}
+    states = ", ".join(f"{number:,} {state}" for state, number in known.states.items() if state not in absent)
+    others = ", ".join(f"{number:,} {state}" for state, number in absent.items())
     ways = [(known.following, "not members" if known.following != 1 else "not a member"), (known.behind, "behind")]
     more = ", ".join(f"{number:,} {what}" for number, what in ways if number)
-    return f"{known.known:,} known, {known.alive:,} alive: {states}" + (f"; {more}" if more else "")
+    return f"{known.known:,} known, {known.alive:,} alive: {'; '.join(filter(None, (states, others, more)))}"
 
 
 def _speed_texts(known: PeerSummary, status: Status) -> list[tuple[str, str]]:
@@ -357,7 +399,25 @@ def _few(lines: Sequence[str]) -> list[str]:
 
 def _speed(status: Status) -> str:
     blocked = "" if status.blocked_fraction is None else f", {status.blocked_fraction:.1%} of the time blocked"
-    return f"{figure(status.tokens_per_s)} tokens/s{blocked}"
+    return f"{speed_told(status.tokens_per_s).removeprefix('speed ')}{blocked}"
+
+
+def speed_told(tokens_per_s: float | None) -> str:
+    """`1,235 tokens/s`; a node that has measured none does not say 0."""
+    return "speed not measured yet" if tokens_per_s is None else f"{figure(tokens_per_s)} tokens/s"
+
+
+def phase_told(status: Status) -> str:
+    """`train, step 40 of 100`, or how much of the state is here: the phase, and how far it is where that is known."""
+    if status.phase == "train" and status.step is not None and status.steps is not None:
+        return f"{status.phase}, step {status.step} of {status.steps}"
+    if status.fetched_bytes is not None and status.state_bytes is not None:
+        return f"{status.phase}, {_fetched(status.fetched_bytes, status.state_bytes)}"
+    return status.phase
+
+
+def _fetched(done_bytes: int, total_bytes: int) -> str:
+    return f"fetching the swarm's state: {quantity(done_bytes, 'B')} of {quantity(total_bytes, 'B')}"
 
 
 def losses_told(status: Status) -> str:
@@ -366,8 +426,15 @@ def losses_told(status: Status) -> str:
     if status.loss is not None and is_held_out(status.metric):
         parts.append(f"held-out {figure(status.loss)} {status.metric.removeprefix(HELD_OUT_LOSS)}".rstrip())
     if status.train_loss is not None:
-        parts.append(f"training {figure(status.train_loss)}")
+        named = "" if status.train_metric in (TRAINING_LOSS, HELD_OUT_LOSS) else f" {status.train_metric}".rstrip()
+        unit = own_unit(status.train_metric, status.metric) if parts else named
+        parts.append(f"training {figure(status.train_loss)}{unit}")
     return "; ".join(parts)
+
+
+def own_unit(loss_metric: str, metric: str) -> str:
+    """Note behind a training loss that stands beside a held-out one of another unit: nobody shall compare the two."""
+    return "" if loss_metric == metric else " in a unit of its own"
 
 
 def rollout_lines(status: Status) -> list[str]:

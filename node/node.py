@@ -72,6 +72,7 @@ from shoal.node.strategies.table import rounds_of
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
+from shoal.node.training.trainer_messages import Progress as Making
 from shoal.node.training.training_client import TrainingClient
 from shoal.node.waking import Waking
 from shoal.node.when import Rule
@@ -399,6 +400,7 @@ class Node:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.trainer.run)
             started, layout = self.trainer.started, self.trainer.layout
+            logger.info("the trainer is ready, on %s", started.device)
             self.parts.events.write(events.TrainerStarted(device=started.device, import_s=round(started.import_s, 6)))
             self.layouts.know(layout)
             await self.parts.checkpoints.expect(layout)
@@ -411,7 +413,10 @@ class Node:
 
     def _note_trainer(self, event: TrainerEvent) -> None:
         """Write down what the trainer did, for its user; tell peers of a new speed, and leave where training failed."""
-        if isinstance(event, Contribution) and self.parts.training_client.speed_is_news:
+        made = self.parts.training_client.steps_made
+        if isinstance(event, Making) and made is not None:
+            self.parts.on_progress(made)
+        elif isinstance(event, Contribution) and self.parts.training_client.speed_is_news:
             self.members.announce()
         elif isinstance(event, Evaluated):
             metric, term = self.trainer.started.metric, term_text(self.parts.training_client.measured_term)

@@ -47,6 +47,7 @@ class HeldOut:
 class RoundCertified:
     """Certificate of a round. `loss` is the training loss, None if nobody told; `seconds` the whole round.
 
+    loss_metric: what the loss is measured in, in the words of `HeldOut.metric`; empty where nobody knows.
     held_out: the newest evaluation, None if there was none, or none that is another loss than that of training.
     """
 
@@ -56,6 +57,7 @@ class RoundCertified:
     loss: float | None
     seconds: float
     held_out: HeldOut | None = None
+    loss_metric: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +87,29 @@ class RoundShared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFetched:
-    """Progress of fetching the certified state from peers."""
+    """Progress of fetching the certified state from peers: what is here of it, and what there is."""
 
     done_chunks: int
     total_chunks: int
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakesPart:
+    """Beginning of this node's part in a round. counts_from: the round from which its work counts, this or the next."""
+
+    round: int
+    counts_from: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsMade:
+    """Progress of the inner steps of a round, about once a second."""
+
+    round: int
+    step: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +152,8 @@ Progress = (
     | RoundStepped
     | RoundShared
     | StateFetched
+    | TakesPart
+    | StepsMade
     | Notice
     | Progressed
     | PeerChanged

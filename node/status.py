@@ -73,6 +73,7 @@ def status(
     """Status as `shoal status` shows it, with the keys in docs/interfaces.md. phase: that of this node's record."""
     upload, download = parts.lanes.caps
     standing, traffic = rounds.standing(), parts.host.traffic
+    steps, fetched = parts.training_client.steps_made, parts.state_store.fetched
     peers = peer_rows(parts, rounds, phase)
     rows = {row.peer: row for row in peers}
     missing = [str(peer) for peer in standing.missing]
@@ -84,6 +85,11 @@ def status(
         proven=[*reaching.proven, *reaching.proven_lanes],
         phase=rounds.engine.phase,
         why_paused=why_paused,
+        step=None if steps is None else steps.step,
+        steps=None if steps is None else steps.steps,
+        fetched_bytes=None if fetched is None else fetched.done_bytes,
+        state_bytes=None if fetched is None else fetched.total_bytes,
+        counts_from=None if rounds.certifying is None else rounds.certifying.counts_from,
         term=term_text(standing.term),
         round=standing.round,
         digest=standing.digest,
@@ -104,7 +110,8 @@ def status(
         loss=parts.training_client.metric,
         metric="" if parts.training_client.metric is None else parts.training_client.metric_name,
         train_loss=parts.training_client.loss,
-        tokens_per_s=parts.training_client.tokens_per_s,
+        train_metric="" if parts.training_client.loss is None else parts.training_client.loss_metric,
+        tokens_per_s=parts.training_client.tokens_per_s or None,
         blocked_fraction=parts.training_client.blocked_fraction,
         rollouts=None if rounds.sharing is None else rounds.sharing.status,
         fetched={
@@ -169,5 +176,5 @@ def _member(row: PeerFacts) -> MemberStatus:
     reach = REACHES.get(row.reach)
     if reach is None or row.phase == UNKNOWN_PHASE:
         return MemberStatus(peer_id=row.peer, phase="missing", tokens_per_s=None, reach="gone")
-    speed = None if row.phase in IDLE_PHASES else row.tokens_per_s
+    speed = None if row.phase in IDLE_PHASES else row.tokens_per_s or None
     return MemberStatus(peer_id=row.peer, phase=row.phase, tokens_per_s=speed, reach=reach)

@@ -30,6 +30,7 @@ __all__ = [
     "Assignment",
     "ComparableWorkload",
     "ExportingWorkload",
+    "OneUnitWorkload",
     "SamplingWorkload",
     "Scalar",
     "SeekableWorkload",
@@ -42,7 +43,7 @@ __all__ = [
 
 GROUP = "shoal.workloads"
 METHODS = ("build", "batches", "loss", "evaluate")
-"""Methods of every workload; others are optional: see `SeekableWorkload` and those below it."""
+"""Methods of every workload; others are optional: see the protocols after `Workload`."""
 
 
 class Workload(Protocol):
@@ -73,6 +74,15 @@ class Workload(Protocol):
 
     def evaluate(self, model: torch.nn.Module) -> float:
         """Return `metric` on held-out data, always the same. Called without gradients, in eval mode."""
+
+
+@runtime_checkable
+class OneUnitWorkload(Protocol):
+    """A workload whose training loss can be told in the unit of its `metric`, to stand beside it."""
+
+    @property
+    def metric_per_loss(self) -> float:
+        """What a value of `loss` is multiplied by to be in `metric`: 1 / ln 2 from nats to bits, 1 if they are one."""
 
 
 @runtime_checkable

@@ -274,6 +274,7 @@ class SyntheticSwarm:
                 missing=missing,
                 loss=self._loss,
                 train_loss=self._train_loss,
+                train_metric="bits per byte",
                 tokens_per_s=peers[0].tokens_per_s,
                 blocked_fraction=0.042 if certified else None,
                 traffic=self.traffic(),

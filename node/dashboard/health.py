@@ -104,7 +104,7 @@ def _training(node: NodeFacts) -> Check:
     if node.rollouts is not None:
         return Check(name="Training", state="ok", detail=f"{node.rollouts.taken:,} groups of others taken so far")
     blocked = node.blocked_fraction
-    detail = f"{node.tokens_per_s:,.0f} tokens/s"
+    detail = "speed not measured yet" if node.tokens_per_s is None else f"{node.tokens_per_s:,.0f} tokens/s"
     if blocked is None:
         return Check(name="Training", state="ok", detail=detail)
     detail += f", waits {blocked:.0%} of its time"

@@ -28,7 +28,7 @@ from shoal.node.gossip.exchange import GossipExchange
 from shoal.node.gossip.moments import GossipMoments
 from shoal.node.gossip.start import GossipStart
 from shoal.node.gossip.step import GossipSteps
-from shoal.node.outcome import PhaseChanged, RoundStepped
+from shoal.node.outcome import PhaseChanged, RoundStepped, StateFetched
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.inbox import Inbox, Own, ToHandle, Turn
 from shoal.node.state.state_saver import StateSaver
@@ -363,9 +363,9 @@ class GossipEngine:
                     outcome = partial(self._not_fetched, wanted, f"did not bring its vector in {deadline_s:g} s")
                 self.put(Turn(outcome))
 
-    async def _hold_at(self, done: int, total: int) -> None:
+    async def _hold_at(self, fetched: StateFetched) -> None:
         assert self.machine is not None
-        await self._p.holds.at(self.machine.round, "reduce", done / total)
+        await self._p.holds.at(self.machine.round, "reduce", fetched.done_chunks / fetched.total_chunks)
 
     async def _fetched(self, wanted: Fetch, values: F32, seconds: float) -> None:
         machine = self.machine

@@ -234,7 +234,11 @@ def _gauges(node: NodeFacts, coverage: float, viewers: int) -> Iterator[Metric]:
         ("shoal_members", "Members, whose work counts, this node included.", node.members),
         ("shoal_members_missing", "Voters that are held for dead.", len(node.missing)),
         ("shoal_held_out_loss", "The held-out loss of the newest certified state.", node.loss),
-        ("shoal_train_loss", "The loss of this node's own training.", node.train_loss),
+        (
+            "shoal_train_loss",
+            "The loss of this node's own training, in the unit of the held-out loss where it has one.",
+            node.train_loss,
+        ),
         ("shoal_tokens_per_second", "The speed of this node's trainer.", node.tokens_per_s),
         ("shoal_trainer_blocked_ratio", "The share of its time that the trainer waits.", node.blocked_fraction),
         ("shoal_round_coverage_ratio", "The share of contributions that the newest certificate holds.", coverage),

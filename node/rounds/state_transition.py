@@ -129,6 +129,7 @@ class StateTransition:
                 loss=self._p.training_client.loss,
                 seconds=seconds,
                 held_out=self._p.training_client.held_out,
+                loss_metric=self._p.training_client.loss_metric,
             )
         )
 

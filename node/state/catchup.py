@@ -30,7 +30,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, HeldState, PolicyImage, StateAssembly, StateHeader
 from shoal.node.state.asking import ask_in_turn
-from shoal.node.state.fetching import Fetcher, Job
+from shoal.node.state.fetching import Fetcher, Job, OnProgress, tell_nobody
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateCache
 from shoal.node.state.transfer_files import PartialDownload, TransferFolder
@@ -78,7 +78,6 @@ SPACES = {kind: space for space, kind in KINDS.items()}
 logger = logging.getLogger(__name__)
 
 Ask = Callable[[PeerId, bytes], Awaitable[bytes]]
-OnChunk = Callable[[int, int], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -252,7 +251,7 @@ class CatchUp:
             here=(),
             introduce=introduce,
             accept=accept,
-            on_progress=_ignore,
+            on_progress=tell_nobody,
         )
         return await self.fetcher.fetch(job, peers)
 
@@ -272,7 +271,7 @@ class CatchUp:
             return math.inf
         return _finals_bytes(*self.shape, self._outer.fragments) / self._outer.fragments
 
-    def performers(self, on_chunk: OnChunk) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
+    def performers(self, on_chunk: OnProgress) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
         """Functions that carry out an errand's requests about states; `on_chunk` is told how a transfer goes."""
         return {
             AskHolders: self._ask_holders,
@@ -332,7 +331,7 @@ class CatchUp:
 
     # -- a whole state ---------------------------------------------------------------------------------------
 
-    async def _fetch_state(self, on_chunk: OnChunk, request: FetchState) -> CertifiedState | None:
+    async def _fetch_state(self, on_chunk: OnProgress, request: FetchState) -> CertifiedState | None:
         """The state of a header, None if it is not to be had. Raises ConfigError where `accepts` does."""
         value, certified, header, base = request.value, request.certified, request.header, request.base
         assert isinstance(header, StateHeader)
@@ -495,7 +494,3 @@ def _finals_bytes(name: str, numel: int, chunk_values: int, fragments: int) -> i
     trailers = (parameters + fragments * buffers) * (SIGNATURE_BYTES + bitmap_bytes(MEMBER_LIMIT))
     finals = how.encoded_bytes(grid.length(0)) * (parameters - 1) + how.encoded_bytes(grid.length(parameters - 1))
     return finals + fragments * own + trailers
-
-
-async def _ignore(done: int, total: int) -> None:
-    await trio.lowlevel.checkpoint()

@@ -23,7 +23,7 @@ from shoal.collectives.spans import Undecodable
 from shoal.collectives.state import CertifiedState, HeldState, ImageHeader, PolicyImage, image_of_chunk
 from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.catchup import CatchUp
-from shoal.node.state.fetching import Job
+from shoal.node.state.fetching import Job, tell_nobody
 from shoal.node.state.policy_images import HEADER_LIMIT_BYTES, changes_scope
 from shoal.node.state.states import StateCache
 from shoal.protocol.errands import TakeImage
@@ -246,7 +246,7 @@ class ImageExchange:
         introduce: Callable[[PeerId], Awaitable[None]],
     ) -> bool:
         what = f"the {way} of round {request.value.round}"
-        job = Job(what=what, wanted=wanted, here=(), introduce=introduce, accept=accept, on_progress=_ignore)
+        job = Job(what=what, wanted=wanted, here=(), introduce=introduce, accept=accept, on_progress=tell_nobody)
         try:
             donated = await self._catchup.fetcher.fetch(job, donors)
         except NetworkError as error:
@@ -271,8 +271,4 @@ def _sizes(told: bytes, header: ImageHeader, peer: PeerId) -> Sequence[int]:
 
 async def _known(peer: PeerId) -> None:
     """It has answered already."""
-    await trio.lowlevel.checkpoint()
-
-
-async def _ignore(done: int, total: int) -> None:
     await trio.lowlevel.checkpoint()

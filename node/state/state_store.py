@@ -87,6 +87,8 @@ class StateStore:
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
         self.state: HeldState | None = None
+        self.fetched: StateFetched | None = None
+        """How far a state is that is being fetched."""
         self.on_current: Callable[[], None] = lambda: None
         """Called when the state of another round is here, mostly that at the head."""
 
@@ -338,7 +340,9 @@ class StateStore:
             raise NetworkError(f"no finals of round {round} that name those as included whom its certificate does")
         return finals
 
-    async def on_chunk(self, done: int, total: int) -> None:
-        """Report that so many chunks of a state that is fetched are here."""
-        self._p.on_progress(StateFetched(done_chunks=done, total_chunks=total))
+    async def on_chunk(self, fetched: StateFetched) -> None:
+        """Report how much of a state that is fetched is here."""
+        done, total = fetched.done_chunks, fetched.total_chunks
+        self.fetched = fetched if done < total else None
+        self._p.on_progress(fetched)
         await self._p.holds.at(self.head.next_round, "transfer", done / total)

@@ -296,12 +296,16 @@ Command = (
 
 
 class Started(Message, frozen=True, kw_only=True):
-    """The model is built; importing torch took `import_s` before. metric: in words, of the workload's evaluation."""
+    """The model is built; importing torch took `import_s` before.
+
+    metric: in words, of the workload's evaluation. loss_metric: of training losses; empty where nobody knows it.
+    """
 
     layout: Layout
     metric: str
     device: str
     import_s: float = 0.0
+    loss_metric: str = ""
 
 
 class Attached(Message, frozen=True, kw_only=True):

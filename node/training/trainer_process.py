@@ -58,7 +58,7 @@ from shoal.node.training.trainer_messages import (
     WriteInitial,
     unpack_command,
 )
-from shoal.node.workload import ComparableWorkload, Workload, load_workload
+from shoal.node.workload import ComparableWorkload, OneUnitWorkload, Workload, load_workload
 from shoal.protocol.errors import LocalError
 
 
@@ -178,7 +178,13 @@ class TrainerProcess:
             where = f"{self._ranks.processes} x {replica.device_type}"
         self._replica, self._sampler, self._workload = replica, Sampler(workload), workload
         self._control.send(
-            Started(layout=replica.layout, metric=workload.metric, device=where, import_s=self._import_s)
+            Started(
+                layout=replica.layout,
+                metric=workload.metric,
+                loss_metric=workload.metric if isinstance(workload, OneUnitWorkload) else "",
+                device=where,
+                import_s=self._import_s,
+            )
         )
 
     def _held_out_digest(self) -> bytes:

@@ -13,7 +13,7 @@ from blake3 import blake3
 from shoal.collectives.codecs import F32
 from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, HeldState, StateKind
-from shoal.node.outcome import HeldOut, is_held_out
+from shoal.node.outcome import HeldOut, StepsMade, is_held_out
 from shoal.node.pipe import Pause, Resume
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
@@ -106,6 +106,9 @@ class TrainingClient:
         self.sampled: Evaluated | None = None
         """The newest evaluation of which there are samples."""
         self.tokens_per_s = 0.0
+        self._steps_ordered = 0
+        self.steps_made: StepsMade | None = None
+        """How far the stretch under way is, as its trainer told last."""
 
     @property
     def blocked_fraction(self) -> float | None:
@@ -116,6 +119,11 @@ class TrainingClient:
     def metric_name(self) -> str:
         """Meaning of `metric`, in words of the workload's."""
         return self._trainer.started.metric
+
+    @property
+    def loss_metric(self) -> str:
+        """Meaning of `loss`, in the same words; empty where the workload does not say it."""
+        return self._trainer.started.loss_metric
 
     @property
     def held_out(self) -> HeldOut | None:
@@ -151,6 +159,12 @@ class TrainingClient:
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
             self.loss = event.loss
+            self.steps_made = None
+            if isinstance(event, Progress) and self._steps_ordered:  # else it is beyond its contribution
+                step = min(event.step, self._steps_ordered)
+                self.steps_made = StepsMade(round=event.round, step=step, steps=self._steps_ordered)
+            else:
+                self._steps_ordered = 0
             self.resting |= not isinstance(event, Progress)
             if not self._is_odd:
                 self._measured_speed(event)
@@ -159,7 +173,7 @@ class TrainingClient:
             self._is_odd = False
             self._applied.set()
             self._evaluated.set()
-            self.resting = True
+            self.resting, self.steps_made, self._steps_ordered = True, None, 0
 
     def _measured_speed(self, event: Progress | Contribution | Trained) -> None:
         self.tokens_per_s = event.tokens_per_s
@@ -247,7 +261,7 @@ class TrainingClient:
             certified_tokens=tokens,
             contribute=contribute,
         )
-        self.resting = False
+        self.resting, self._steps_ordered = False, order.steps
         await self._trainer.send(order)
 
     async def train_round(self, round: int, me: PeerId, numbered: Sequence[PeerId], tokens: int) -> None:
@@ -260,6 +274,7 @@ class TrainingClient:
             assignment=Assignment(seed=self._seed, round=round, member=share_of(me, numbered), members=len(numbered)),
             certified_tokens=tokens,
         )
+        self.resting, self._steps_ordered = False, order.steps
         await self._trainer.send(order)
 
     def _fair_steps(self, members: Sequence[PeerId]) -> int:

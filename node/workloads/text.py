@@ -53,6 +53,7 @@ class TextWorkload:
     compile: bool = False
     data: str | None = None
     metric: str = field(default="bits per byte", init=False)
+    metric_per_loss: float = field(default=1 / math.log(2), init=False)
 
     def __post_init__(self) -> None:
         for option in ("width", "layers", "heads", "context", "batch"):
@@ -113,11 +114,11 @@ class TextWorkload:
         device = next(model.parameters()).device
         with as_it_is(self.compile):
             losses = [float(self.loss(model, part.to(device))[0]) for part in torch.split(windows, EVALUATION_BATCH)]
-        return sum(losses) / len(losses) / math.log(2)
+        return sum(losses) / len(losses) * self.metric_per_loss
 
     def held_out_digest(self) -> bytes:
         """See `ComparableWorkload`."""
-        return blake3(self._corpus.held_out.numpy()).digest()
+        return blake3(self._corpus.held_out.numpy().tobytes()).digest()
 
     @property
     def prompts(self) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def test_watch_of_a_thousand_nodes_lists_few_and_counts_all(tmp_path: Path) -> N
     assert len(picture.members) == SHOWN_LIMIT
     assert [member.reach for member in picture.members[:3]] == ["this node", "missing", "missing"]
     assert picture.peer_line == (
-        "1,000 known, 900 alive: 900 training, 100 gone; 100 not members, 128 behind · "
+        "1,000 known, 900 alive: 900 training; 100 gone; 100 not members, 128 behind · "
         "876 more members: `shoal status --peers`"
     )
 
