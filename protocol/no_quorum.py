@@ -22,10 +22,12 @@ IDLE_S = 3.0  # that nobody trains, until an observer contributes
 
 
 def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> str:
-    """Warning for the user; `waits`: this node cannot train on meanwhile."""
-    help = "start these members again, or, gone for good, `shoal rebase --forget` them"
+    """Warning for the user; `waits`: this node cannot train on meanwhile.
+
+    Nobody is gone for good after seconds: that there is a way on without them, status says of who is silent for long.
+    """
     meanwhile = "waiting" if waits else "training on locally"
-    return f"no quorum, {meanwhile}; {help}: {', '.join(missing)}"
+    return f"no quorum, {meanwhile}; start these members again: {', '.join(missing)}"
 
 
 def abstaining(round: int) -> str:
