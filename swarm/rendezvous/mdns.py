@@ -44,7 +44,7 @@ CLOSE_DEADLINE_S = 2.0
 
 
 class _NoTracebacks(logging.Filter):
-    """Has what `zeroconf` reports with a traceback told in one line: an address that went away is no fault of anybody."""
+    """Tells in one line what `zeroconf` reports with a traceback: an address that went away is nobody's fault."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """True for a record that may stay as it is."""
