@@ -25,7 +25,10 @@ NAMED_LIMIT = 6
 
 
 def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> str:
-    """Warning for the user; `waits`: this node cannot train on meanwhile."""
+    """Warning for the user; `waits`: this node cannot train on meanwhile.
+
+    Nobody is gone for good after seconds: that there is a way on without them, status says of who is silent for long.
+    """
     meanwhile = "waiting" if waits else "training on locally"
     help = "if some are gone for good, `shoal status` says what there is"
     more = f" and {len(missing) - NAMED_LIMIT} more" if len(missing) > NAMED_LIMIT else ""

@@ -73,7 +73,9 @@ def settings_of(
         value = now.get(name, getattr(config, name))
         default = next(field.default for field in fields(NodeOptions) if field.name == name)
         different = value != default if name in now else option.name in changed
-        node.append(SettingFacts(name=_option_name(option, value), value=_text(name, value), changed=different))
+        shown = _option_name(option, value)
+        text = "no" if value is False and shown == option.name else _text(name, value)
+        node.append(SettingFacts(name=shown, value=text, changed=different))
     swarm = [
         SettingFacts(name=key, value=_short(value), changed=key in amended)
         for key, value in _flat("", msgspec.to_builtins(in_force))

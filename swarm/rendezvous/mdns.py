@@ -43,6 +43,20 @@ REGISTER_DEADLINE_S = 20.0
 CLOSE_DEADLINE_S = 2.0
 
 
+class _NoTracebacks(logging.Filter):
+    """Tells in one line what `zeroconf` reports with a traceback: an address that went away is nobody's fault."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """True for a record that may stay as it is."""
+        if record.exc_info is None:
+            return True
+        log.info("the local network is not searched from an address that is gone or cut off: %s", record.exc_info[1])
+        return False
+
+
+logging.getLogger("zeroconf").addFilter(_NoTracebacks())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPeer:
     """A node that announced itself, with the addresses at which it says it can be dialled."""

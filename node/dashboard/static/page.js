@@ -49,7 +49,7 @@ function drawNode() {
   put("loss-unit", [node.metric, node.metric && node.train_metric !== node.metric && "training in a unit of its own"].filter(Boolean).join(" · "));
   put("software", node.software);
   const facts = [
-    ["Up for", duration(node.uptime_s)], ["Memory", bytes(node.memory_bytes)], ["Processor", `${(node.cpu || 0).toFixed(2)} cores`],
+    ["Up for", duration(node.uptime_s)], ["Memory, daemon", bytes(node.memory_bytes)], ["Processor, daemon", `${(node.cpu || 0).toFixed(2)} cores`],
     ["Device", node.device], ["Waiting", percent(node.blocked_fraction, 1)], ["Bytes sent", bytes(node.sent)],
     ["Upload cap", node.max_upload ? rate(node.max_upload) : "none"], ["Download cap", node.max_download ? rate(node.max_download) : "none"],
   ];

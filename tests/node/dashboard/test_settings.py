@@ -127,6 +127,8 @@ def test_settings_are_those_in_force_by_the_names_that_users_give_them(tmp_path:
     assert node["--threads"] == SettingFacts(name="--threads", value="2", changed=True)
     assert node["--no-mdns"].changed
     assert "--mdns" not in node
+    assert node["--take-over"] == SettingFacts(name="--take-over", value="no")
+    assert node["--forget-promises"] == SettingFacts(name="--forget-promises", value="no")
     assert node["--relay"] == SettingFacts(name="--relay", value="")
     assert node["--max-upload"] == SettingFacts(name="--max-upload", value="5,000,000 B/s", changed=True)
     assert node["--max-download"] == SettingFacts(name="--max-download", value="–")

@@ -121,3 +121,16 @@ def test_discovery_without_multicast_warns_once_and_returns(
         trio.run(discovery(5, "dd" * 32).run)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "peers must be named by address" in caplog.records[0].message
+
+
+def test_what_zeroconf_reports_of_an_address_that_went_is_one_line_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    try:
+        raise OSError(101, "Network is unreachable")
+    except OSError:
+        logging.getLogger("zeroconf").warning("Error with socket 26", exc_info=True)
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info) == (logging.INFO, None)
+    assert record.getMessage().endswith("is gone or cut off: [Errno 101] Network is unreachable")
