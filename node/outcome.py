@@ -48,6 +48,7 @@ class RoundCertified:
     """Certificate of a round. `loss` is the training loss, None if nobody told; `seconds` the whole round.
 
     held_out: the newest evaluation, None if there was none, or none that is another loss than that of training.
+    missing: the PeerIds of members that did not contribute.
     """
 
     round: int
@@ -56,6 +57,7 @@ class RoundCertified:
     loss: float | None
     seconds: float
     held_out: HeldOut | None = None
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,6 +129,7 @@ class StateTransition:
                 loss=self._p.training_client.loss,
                 seconds=seconds,
                 held_out=self._p.training_client.held_out,
+                missing=tuple(str(peer) for peer in value.members if peer not in finals.counted),
             )
         )
 
