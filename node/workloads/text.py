@@ -117,7 +117,7 @@ class TextWorkload:
 
     def held_out_digest(self) -> bytes:
         """See `ComparableWorkload`."""
-        return blake3(self._corpus.held_out.numpy()).digest()
+        return blake3(self._corpus.held_out.numpy().tobytes()).digest()
 
     @property
     def prompts(self) -> tuple[str, ...]:
