@@ -49,6 +49,7 @@ class RoundCertified:
 
     loss_metric: what the loss is measured in, in the words of `HeldOut.metric`; empty where nobody knows.
     held_out: the newest evaluation, None if there was none, or none that is another loss than that of training.
+    missing: the PeerIds of members that did not contribute.
     """
 
     round: int
@@ -58,6 +59,7 @@ class RoundCertified:
     seconds: float
     held_out: HeldOut | None = None
     loss_metric: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,7 @@ class StateTransition:
                 seconds=seconds,
                 held_out=self._p.training_client.held_out,
                 loss_metric=self._p.training_client.loss_metric,
+                missing=tuple(str(peer) for peer in value.members if peer not in finals.counted),
             )
         )
 

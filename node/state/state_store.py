@@ -40,7 +40,7 @@ from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
-from shoal.protocol.amending import settings_text
+from shoal.protocol.amending import InForce, settings_back, settings_text
 from shoal.protocol.bans import named
 from shoal.protocol.catching_up import is_state_of, on_branch
 from shoal.protocol.chain import Chain
@@ -239,18 +239,22 @@ class StateStore:
         trusted: as in `Chain.extend`. Returns False for a rebase that is known. Raises RemoteError if it does not
         follow, StorageError.
         """
+        before = self.chain.in_force
         if not self.chain.extend(entry, trusted=trusted):
             return False
         self._p.key_use.saw_entry(entry, self._p.store.durable_records())
         await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
-        await self._follow_entry(entry)
+        await self._follow_entry(entry, before)
         return True
 
-    async def _follow_entry(self, entry: Entry) -> None:
-        """The chain, in memory and on disk, has an entry more: what was bound before it binds no more."""
+    async def _follow_entry(self, entry: Entry, before: InForce | None) -> None:
+        """The chain, in memory and on disk, has an entry more: what was bound before it binds no more.
+
+        before: the settings that were in force without it, None where that is not known.
+        """
         await trio.to_thread.run_sync(self._p.store.decided, entry.value)
         if isinstance(entry, Rebase) or entry.value.rollback:
-            self._tell_of_term(entry)
+            self._tell_of_term(entry, before)
             await self._saver.go_back(entry.value.state_round)
         elif entry.value.amended:
             self._tell_of_amendment(entry.value.round, entry.value.amended.amendment)
@@ -273,7 +277,7 @@ class StateStore:
             text = f"round {value.round} banned {peers}, proven to have lied; see `shoal evidence`"
             self._p.on_progress(Notice(text=text))
 
-    def _tell_of_term(self, entry: Entry) -> None:
+    def _tell_of_term(self, entry: Entry, before: InForce | None) -> None:
         """Log that a term ended, whether this node took part in that or hears of it; the user of a newcomer has no
         use for it."""
         value = entry.value
@@ -284,6 +288,7 @@ class StateStore:
             self._p.log.rolled_back(value)
             text = f"round {value.round} decided to go back: going on from round {value.state_round}"
             text += f", term {value.next_term}"
+        text += settings_back(before, self.chain.in_force)
         if self.state is not None:
             self._p.on_progress(Notice(text=text))
 
@@ -326,7 +331,7 @@ class StateStore:
             self.state = None  # of what the authority abandoned, though its rounds may have the same numbers
         await self._saver.go_back(state_round)
         for entry in entries[height:]:
-            await self._follow_entry(entry)
+            await self._follow_entry(entry, None)
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
         """The finals that the certificate of `round` names, with who is in which chunk as it was certified.
