@@ -474,7 +474,8 @@ class Swarm:
             logger.info("the node has left the swarm; training goes on locally")
         else:
             why = self._daemon.last_words() or f"see {self._daemon.log_path}"
-            logger.warning("the node is gone (%s); training goes on locally, and nothing is shared any more", why)
+            text = "the node is gone (%s); training goes on locally, and nothing is shared: start the script again"
+            logger.warning(text, why)
 
     def _follow(self, order: Order, client: LoopClient) -> None:
         match order:

@@ -119,7 +119,12 @@ class LoopDaemon:
         return self._process.returncode not in (0, INTERRUPTED)
 
     def last_words(self) -> str:
-        """Reason why a daemon that was started here ended, if it gave one in a line of Shoal's own; else empty."""
+        """Reason why a daemon that was started here ended, if it gave one in a line of Shoal's own; else empty.
+
+        What the log has of earlier runs says nothing of one that ran before this loop.
+        """
+        if self._process is None:
+            return ""
         with suppress(OSError), self.log_path.open("rb") as log:
             log.seek(max(self._log_from, self.log_path.stat().st_size - LOG_READ_BYTES))
             lines = log.read(LOG_READ_BYTES).decode(errors="replace").splitlines()

@@ -477,7 +477,7 @@ def test_a_daemon_that_is_gone_leaves_the_loop_training(
         learn(model, optimizer, 1)
         assert not swarm.step(tokens=1)
         assert not np.array_equal(flat(model), before)
-    assert [r.levelname for r in caplog.records if "training goes on locally" in r.message] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if "is shared: start the script again" in r.message] == ["WARNING"]
 
 
 def test_parameters_that_are_not_finite_are_never_contributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shoal.node import own_loop
-from shoal.node.loops.loop_daemon import found_or_started
+from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest
@@ -31,6 +31,11 @@ def folder_of(tmp_path: Path, workload: str) -> tuple[Path, str]:
 
 def children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
+
+
+def test_daemon_that_ran_before_the_loop_is_not_quoted_from_its_earlier_runs(tmp_path: Path) -> None:
+    (tmp_path / "daemon.log").write_text("shoal: nobody listens\n")
+    assert LoopDaemon(tmp_path, None, 0).last_words() == ""
 
 
 def test_line_of_a_swarm_that_trains_by_itself_is_refused_and_leaves_no_daemon(tmp_path: Path) -> None:
