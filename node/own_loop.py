@@ -145,6 +145,7 @@ class Swarm:
         self._steps_wanted = 0  # until the order's contribution, or its end
         self._overlapping = False  # beyond its contribution
         self._paused = False
+        self._alone = False  # as was said: without a quorum
         self._last_loss: float | None = None
         self._warned_at = -math.inf
         self._device = next(self._model.parameters()).device
@@ -526,6 +527,16 @@ class Swarm:
     def _begin(self, order: Train) -> None:
         self._order, self._order_steps, self._overlapping = order, 0, False
         self.members = order.assignment.members
+        if order.contribute:
+            self._alone = False
+        elif self.talks and not self._alone:
+            self._alone = True
+            logger.warning(
+                "no quorum in round %d: training goes on locally until the others are back; "
+                "`shoal status --data-dir %s` says who is missing",
+                order.round,
+                self._data_dir,
+            )
         if self.talks and self.round > self._told:
             if self._told < 0:
                 self._say_joined()

@@ -378,6 +378,30 @@ def test_loop_is_heard_where_the_program_has_set_up_no_logging(tmp_path: Path) -
     assert heard == {"": "shoal: said\n", "logging.basicConfig(); ": ""}
 
 
+def test_loop_says_once_that_it_trains_without_a_quorum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        for _ in range(2):
+            await end.train(1, steps=1, contribute=False)
+            await end.expect(Trained)
+        await end.send(Stop())
+
+    with (
+        caplog.at_level(logging.INFO),
+        Ends(tmp_path, daemon),
+        joining(tmp_path, monkeypatch, model, optimizer) as swarm,
+    ):
+        while swarm.step(tokens=1):
+            learn(model, optimizer, 0)
+    said = [record.message for record in caplog.records if "no quorum" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith("no quorum in round 1: training goes on locally until the others are back")
+
+
 def test_a_pause_holds_the_loop_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
     order = []
