@@ -378,6 +378,30 @@ def test_loop_is_heard_where_the_program_has_set_up_no_logging(tmp_path: Path) -
     assert heard == {"": "shoal: said\n", "logging.basicConfig(); ": ""}
 
 
+def test_loop_says_once_that_it_trains_without_a_quorum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        for _ in range(2):
+            await end.train(1, steps=1, contribute=False)
+            await end.expect(Trained)
+        await end.send(Stop())
+
+    with (
+        caplog.at_level(logging.INFO),
+        Ends(tmp_path, daemon),
+        joining(tmp_path, monkeypatch, model, optimizer) as swarm,
+    ):
+        while swarm.step(tokens=1):
+            learn(model, optimizer, 0)
+    said = [record.message for record in caplog.records if "no quorum" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith("no quorum in round 1: training goes on locally until the others are back")
+
+
 def test_a_pause_holds_the_loop_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
     order = []
@@ -477,7 +501,7 @@ def test_a_daemon_that_is_gone_leaves_the_loop_training(
         learn(model, optimizer, 1)
         assert not swarm.step(tokens=1)
         assert not np.array_equal(flat(model), before)
-    assert [r.levelname for r in caplog.records if "training goes on locally" in r.message] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if "is shared: start the script again" in r.message] == ["WARNING"]
 
 
 def test_parameters_that_are_not_finite_are_never_contributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
