@@ -200,8 +200,8 @@ STATE: tuple[Bug, ...] = (
     bug(
         "one state less is served than is kept",
         "tests/node/state/test_states.py::test_lookup_serves_the_last_states_and_forgets_older_ones",
-        "older = list(self._states)[:-STATES_KEPT]",
-        "older = list(self._states)[:1-STATES_KEPT]",
+        "older = list(self._states)[: max(0, len(self._states) - kept)]",
+        "older = list(self._states)[: max(0, len(self._states) - kept + 1)]",
     ),
     bug(
         "a state under the name of another round is taken",
