@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -91,6 +92,7 @@ def init(options: InitOptions) -> None:
         f"wrote {options.output}: swarm {manifest.swarm_id.hex()[:16]}…, founded by {node.peer_id}\n"
         f"its authority key is {options.data_dir / AUTHORITY_KEY_NAME}; back it up, it is what rebases the swarm\n"
         f"{voting}"
+        f"{_tasks_told(manifest)}"
         f"next: read {options.output}, then `{_next_command(options, kept=kept)}`"
     )
 
@@ -186,6 +188,15 @@ def _check_workload(name: str) -> None:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"installed are {', '.join(known)}"
     raise ConfigError(f"--workload: {name!r} is not installed here; {hint}")
+
+
+def _tasks_told(manifest: Manifest) -> str:
+    """Line for a founder whose tasks cannot be made with what is installed; else empty."""
+    from shoal.node.sapo.gym_families import OFFERED
+
+    tasks = () if manifest.rollouts is None else manifest.rollouts.tasks
+    lacking = any(task.family in OFFERED for task in tasks) and find_spec("reasoning_gym") is None
+    return "its tasks are reasoning-gym's, which is not installed: pip install 'shoal[rl]'\n" if lacking else ""
 
 
 def _next_command(options: InitOptions, *, kept: bool) -> str:
