@@ -332,11 +332,15 @@ TRAINING: tuple[Bug, ...] = (
         "tests/node/loops/test_attendance.py"
         "::test_a_node_whose_user_wants_it_to_train_at_times_waits_whatever_else_ends_and_says_why",
         """
-        self._paused = paused
+        if changed:
+            goes_on = f"resumed, and training waits: {self.why}" if self.why else "training goes on"
+            self._on_progress(Notice(text="training pauses: its user said so" if paused else goes_on))
         self._put(SetPaused(bool(self.why)))
         """,
         """
-        self._paused = paused
+        if changed:
+            goes_on = f"resumed, and training waits: {self.why}" if self.why else "training goes on"
+            self._on_progress(Notice(text="training pauses: its user said so" if paused else goes_on))
         self._put(SetPaused(paused or self._away))
         """,
     ),
