@@ -72,6 +72,7 @@ def init(options: InitOptions) -> None:
     """Found a swarm: make this node's keys and write a commented manifest for all its members."""
     from shoal.node.founded import remember
     from shoal.node.state.store import write_atomically
+    from shoal.node.workload import missing_module
 
     _refuse_to_overwrite(options)
     _check_workload(options.workload)
@@ -91,8 +92,12 @@ def init(options: InitOptions) -> None:
         f"wrote {options.output}: swarm {manifest.swarm_id.hex()[:16]}…, founded by {node.peer_id}\n"
         f"its authority key is {options.data_dir / AUTHORITY_KEY_NAME}; back it up, it is what rebases the swarm\n"
         f"{voting}"
-        f"next: read {options.output}, then `{_next_command(options, kept=kept)}`"
+        f"next: read {options.output}, then {_next(options, kept=kept)}"
     )
+    if (missing := missing_module(options.workload)) is not None:
+        typer.echo(
+            f"note: there is no module {missing!r} here; `shoal run` wants it where it starts, or installed", err=True
+        )
 
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
@@ -174,6 +179,17 @@ def _check_workload(name: str) -> None:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"installed are {', '.join(known)}"
     raise ConfigError(f"--workload: {name!r} is not installed here; {hint}")
+
+
+def _next(options: InitOptions, *, kept: bool) -> str:
+    """Return the rest of the line of what comes next. kept: see `_next_command`."""
+    from shoal.node.loops.loop_messages import OWN_LOOP, join_call
+
+    command = f"`{_next_command(options, kept=kept)}`"
+    if options.workload != OWN_LOOP:
+        return command
+    call = join_call(str(options.output), options.data_dir)
+    return f"start your training loop with {call}, which starts the node as well; {command} starts it alone"
 
 
 def _next_command(options: InitOptions, *, kept: bool) -> str:
