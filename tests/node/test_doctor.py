@@ -17,6 +17,7 @@ import trio
 from shoal.cli.main import execute
 from shoal.node import doctor
 from shoal.node.control import ControlServer, JsonValue, Status
+from shoal.node.control_client import MemberStatus
 from shoal.node.doctor import Examination, TrialReport, TrialRequest
 from shoal.node.state.disk_need import bytes_on_disk
 from shoal.protocol.errors import NetworkError
@@ -293,6 +294,11 @@ def test_a_running_node_is_asked(tmp_path: Path) -> None:
     assert known is not None
     assert "no member has tried yet" in doctor.dial_back(known).detail
     assert "no node runs here" in doctor.dial_back(None).detail
+    start = "start the node with --join or a link, and ask again when members are linked"
+    assert doctor.dial_back(None).remedy == start
+    for reach, remedy in (("direct", "ask again when members have tried"), ("gone", start)):
+        row = MemberStatus(peer_id=known.peer_id, phase="train", tokens_per_s=None, reach=reach)
+        assert doctor.dial_back(msgspec.structs.replace(known, members=[row])).remedy == remedy
     relayed = msgspec.structs.replace(known, reachability="relayed")
     assert "forward the ports" in doctor.dial_back(relayed).remedy
     public = msgspec.structs.replace(known, reachability="public", proven=["/ip4/192.0.2.1/tcp/4001"])
