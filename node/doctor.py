@@ -523,7 +523,8 @@ def memory(report: TrialReport, optimizer: OptimizerName) -> Check:
 def speed(manifest: Manifest, report: TrialReport) -> Check:
     """Report the training speed of this node, from its trial."""
     if not _is_tried(manifest):
-        return Check(name="speed", ok=True, detail="not tried: this workload trains in a process of its user's own")
+        where = "in the agent, which doctor does not start" if manifest.rollouts else "in a process of its user's own"
+        return Check(name="speed", ok=True, detail=f"not tried: {manifest.workload.name} trains {where}")
     if report.tokens_per_s is not None:
         detail = f"{report.tokens_per_s:,.0f} tokens/s over {report.steps} steps on {report.device}"
         return Check(name="speed", ok=True, detail=detail)

@@ -248,6 +248,11 @@ def test_code_that_a_file_names_is_tried_only_where_this_command_allows_it(
 def test_speed_says_why_it_is_not_known(tmp_path: Path) -> None:
     manifest = founded(tmp_path)
     assert doctor.speed(manifest, TrialReport(tokens_per_s=1234.0, steps=7, device="cpu")).detail.startswith("1,234 ")
+    for arguments, said in (
+        (("--strategy", "rollouts"), "char-policy trains in the agent, which doctor does not start"),
+        (("--workload", "own-loop"), "own-loop trains in a process of its user's own"),
+    ):
+        assert doctor.speed(founded(tmp_path, "--force", *arguments), TrialReport()).detail == f"not tried: {said}"
     late = doctor.speed(manifest, TrialReport(error="it took more than 1 s"))
     assert (late.ok, "--trial" in late.remedy) == (True, True)
     raised = doctor.speed(manifest, TrialReport(error="the workload raised ValueError: x"))
