@@ -73,6 +73,7 @@ def init(options: InitOptions) -> None:
     """Found a swarm: make this node's keys and write a commented manifest for all its members."""
     from shoal.node.founded import remember
     from shoal.node.state.store import write_atomically
+    from shoal.node.workload import missing_module
 
     _refuse_to_overwrite(options)
     _check_workload(options.workload)
@@ -93,8 +94,12 @@ def init(options: InitOptions) -> None:
         f"its authority key is {options.data_dir / AUTHORITY_KEY_NAME}; back it up, it is what rebases the swarm\n"
         f"{voting}"
         f"{_tasks_told(manifest)}"
-        f"next: read {options.output}, then `{_next_command(options, kept=kept)}`"
+        f"next: read {options.output}, then {_next(options, kept=kept)}"
     )
+    if (missing := missing_module(options.workload)) is not None:
+        typer.echo(
+            f"note: there is no module {missing!r} here; `shoal run` wants it where it starts, or installed", err=True
+        )
 
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
@@ -197,6 +202,17 @@ def _tasks_told(manifest: Manifest) -> str:
     tasks = () if manifest.rollouts is None else manifest.rollouts.tasks
     lacking = any(task.family in OFFERED for task in tasks) and find_spec("reasoning_gym") is None
     return "its tasks are reasoning-gym's, which is not installed: pip install 'shoal[rl]'\n" if lacking else ""
+
+
+def _next(options: InitOptions, *, kept: bool) -> str:
+    """Return the rest of the line of what comes next. kept: see `_next_command`."""
+    from shoal.node.loops.loop_messages import OWN_LOOP, join_call
+
+    command = f"`{_next_command(options, kept=kept)}`"
+    if options.workload != OWN_LOOP:
+        return command
+    call = join_call(str(options.output), options.data_dir)
+    return f"start your training loop with {call}, which starts the node as well; {command} starts it alone"
 
 
 def _next_command(options: InitOptions, *, kept: bool) -> str:

@@ -49,9 +49,10 @@ def verify(options: VerifyOptions) -> None:
 
     toml = options.checkpoint / "swarm.toml"
     strategy = load_manifest(toml).strategy if toml.exists() else None
-    if strategy is not None and strategy.exchanges_models:
+    if strategy is not None and not strategy.certifies:
+        what = "a policy" if strategy.shares_rollouts else "a state"
         raise ConfigError(
-            f"with strategy {strategy.name} nothing is certified; `shoal export` checks whether a state is whole"
+            f"with strategy {strategy.name} nothing is certified; `shoal export` checks whether {what} is whole"
         )
     report = check_checkpoint(options.checkpoint, expected=expected_manifest(options.manifest))
     if options.as_json:

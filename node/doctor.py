@@ -252,11 +252,13 @@ def dial_back(known: Status | None) -> Check:
     """Check that others reach this machine: a running node has asked its members to dial it; no other way is sure."""
     if known is None or known.reachability == "unknown":
         why = "no node runs here" if known is None else "no member has tried yet"
+        linked = known is not None and any(row.reach in ("direct", "through others") for row in known.members)
+        tried = "have tried" if linked else "are linked"
         return Check(
             name="dial-back",
             ok=True,
             detail=f"not possible: {why}, and only a member can try whether this machine is reached from outside",
-            remedy="start the node with --join or a link, and ask again when members are linked",
+            remedy=f"{'' if linked else 'start the node with --join or a link, and '}ask again when members {tried}",
         )
     if known.reachability == "public":
         return Check(
@@ -522,7 +524,8 @@ def memory(report: TrialReport, optimizer: OptimizerName) -> Check:
 def speed(manifest: Manifest, report: TrialReport) -> Check:
     """Report the training speed of this node, from its trial."""
     if not _is_tried(manifest):
-        return Check(name="speed", ok=True, detail="not tried: this workload trains in a process of its user's own")
+        where = "in the agent, which doctor does not start" if manifest.rollouts else "in a process of its user's own"
+        return Check(name="speed", ok=True, detail=f"not tried: {manifest.workload.name} trains {where}")
     if report.tokens_per_s is not None:
         detail = f"{report.tokens_per_s:,.0f} tokens/s over {report.steps} steps on {report.device}"
         return Check(name="speed", ok=True, detail=detail)

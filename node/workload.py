@@ -16,6 +16,7 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import BuiltinImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -176,6 +177,16 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
 def class_of(name: str) -> Callable[..., object]:
     """Import the class of the workload called `name`. Raises ConfigError as `load_workload`."""
     return _import_class(name) if ":" in name else _installed_class(name)
+
+
+def missing_module(name: str) -> str | None:
+    """Name the module of module:Class that is not to be found from here; None if it may be. Imports nothing."""
+    module, separator, _ = name.partition(":")
+    top = module.partition(".")[0]
+    if not separator or not top:
+        return None
+    path = sys.path if "" in sys.path else [*sys.path, ""]
+    return None if BuiltinImporter.find_spec(top) or PathFinder.find_spec(top, path) else top
 
 
 def _installed_class(name: str) -> Callable[..., object]:

@@ -31,6 +31,25 @@ def test_init_writes_a_manifest_founded_by_this_node(tmp_path: Path, capsys: pyt
     assert err == ""
 
 
+def test_init_for_loops_of_ones_own_says_how_one_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init(tmp_path, "--workload", "own-loop") == 0
+    call = f"join(model, optimizer, '{tmp_path}/swarm.toml', data_dir='{tmp_path}/node')"
+    assert f"then start your training loop with {call}, which starts the node as well; `shoal run " in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("name", ["wll:Shapes", "wll.deep:Shapes", "wl:Shapes", "json:Shapes"])
+def test_init_says_that_a_module_is_not_there_and_imports_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wl.py").write_text("raise SystemExit('imported')\n")
+    assert init(tmp_path, "--workload", name) == 0
+    note = "note: there is no module 'wll' here; `shoal run` wants it where it starts, or installed\n"
+    assert capsys.readouterr().err == (note if name.startswith("wll") else "")
+
+
 def test_name_of_a_node_names_a_swarm_as_it_did_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import trio
 from shoal.cli.main import execute
 from shoal.node import doctor
 from shoal.node.control import ControlServer, JsonValue, Status
+from shoal.node.control_client import MemberStatus
 from shoal.node.doctor import Examination, TrialReport, TrialRequest
 from shoal.node.state.disk_need import bytes_on_disk
 from shoal.protocol.errors import NetworkError
@@ -251,6 +252,11 @@ def test_code_that_a_file_names_is_tried_only_where_this_command_allows_it(
 def test_speed_says_why_it_is_not_known(tmp_path: Path) -> None:
     manifest = founded(tmp_path)
     assert doctor.speed(manifest, TrialReport(tokens_per_s=1234.0, steps=7, device="cpu")).detail.startswith("1,234 ")
+    for arguments, said in (
+        (("--strategy", "rollouts"), "char-policy trains in the agent, which doctor does not start"),
+        (("--workload", "own-loop"), "own-loop trains in a process of its user's own"),
+    ):
+        assert doctor.speed(founded(tmp_path, "--force", *arguments), TrialReport()).detail == f"not tried: {said}"
     late = doctor.speed(manifest, TrialReport(error="it took more than 1 s"))
     assert (late.ok, "--trial" in late.remedy) == (True, True)
     raised = doctor.speed(manifest, TrialReport(error="the workload raised ValueError: x"))
@@ -297,6 +303,11 @@ def test_a_running_node_is_asked(tmp_path: Path) -> None:
     assert known is not None
     assert "no member has tried yet" in doctor.dial_back(known).detail
     assert "no node runs here" in doctor.dial_back(None).detail
+    start = "start the node with --join or a link, and ask again when members are linked"
+    assert doctor.dial_back(None).remedy == start
+    for reach, remedy in (("direct", "ask again when members have tried"), ("gone", start)):
+        row = MemberStatus(peer_id=known.peer_id, phase="train", tokens_per_s=None, reach=reach)
+        assert doctor.dial_back(msgspec.structs.replace(known, members=[row])).remedy == remedy
     relayed = msgspec.structs.replace(known, reachability="relayed")
     assert "forward the ports" in doctor.dial_back(relayed).remedy
     public = msgspec.structs.replace(known, reachability="public", proven=["/ip4/192.0.2.1/tcp/4001"])
