@@ -24,6 +24,7 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, OptimizerName, load_manifest
 from tests.cli.test_status import STATUS
+from tests.small_disk import small_disk
 
 GB = 1_000_000_000
 
@@ -98,6 +99,12 @@ def test_disk_speed_leaves_nothing_behind(tmp_path: Path) -> None:
     assert check.ok
     assert str(tmp_path) in check.detail
     assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_speed_of_a_disk_smaller_than_the_test_is_measured(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 24 << 20) as disk:
+        check = doctor.disk_speed(disk / "node")
+        assert (check.ok, list(disk.iterdir())) == (True, [])
 
 
 def test_a_disk_that_cannot_be_written_is_found() -> None:

@@ -191,7 +191,7 @@ find("pause").addEventListener("click", async () => {
   if (await confirmed("Pause this node?", "It stops training after the step under way and stays a member. The others go on without its weight.", "Pause", false)) await carryOut("pause");
 });
 find("leave").addEventListener("click", async () => {
-  if (await confirmed("Leave the swarm?", "This node says goodbye and stops, and this page with it. What it trained since its last round is lost. Start it again with shoal run.", "Leave", true)) await carryOut("leave");
+  if (await confirmed("Leave the swarm?", "This node says goodbye and stops, and this page with it. What it trained in the round under way may not count. Start it again with shoal run.", "Leave", true)) await carryOut("leave");
 });
 
 find("setup").addEventListener("toggle", async () => find("setup").open && (await import("./settings.js")).openSettings(withToken));
