@@ -214,8 +214,8 @@ def _import_class(path: str, shown: str | None = None) -> Callable[..., object]:
             raise ConfigError(
                 f"workload {shown!r}: there is no module {error.name!r}; start this where its file lies, or install it"
             ) from None
-        cure = "correct it" if isinstance(error, SyntaxError) else "install what it needs"
-        raise ConfigError(f"workload {shown!r} cannot be imported: {one_line(error)}; {cure}") from error
+        remedy = "correct it" if isinstance(error, SyntaxError) else "install what it needs"
+        raise ConfigError(f"workload {shown!r} cannot be imported: {one_line(error)}; {remedy}") from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]

@@ -105,8 +105,8 @@ def _import(name: str, path: str) -> type:
     try:
         found = getattr(importlib.import_module(module_name), class_name, None)
     except Exception as error:  # importing runs the user's code, which may raise anything
-        cure = "correct it" if isinstance(error, SyntaxError) else "install what it needs"
-        raise ConfigError(f"policy {name!r} cannot be imported: {type(error).__name__}: {error}; {cure}") from error
+        remedy = "correct it" if isinstance(error, SyntaxError) else "install what it needs"
+        raise ConfigError(f"policy {name!r} cannot be imported: {type(error).__name__}: {error}; {remedy}") from error
     if not isinstance(found, type):
         raise ConfigError(f"policy {name!r}: {path} must be a class")
     return found
