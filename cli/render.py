@@ -220,7 +220,7 @@ def stepped_line(event: RoundStepped) -> str:
 
 
 class SharedRounds:
-    """Says what an agent's rounds were: a line at once, then one each SHARED_S for all that ended meanwhile."""
+    """Lines about an agent's rounds: one at once, then one each SHARED_S for all that ended meanwhile."""
 
     def __init__(self) -> None:
         self._untold: list[RoundShared] = []

@@ -145,7 +145,7 @@ def _listed(chain: Chain, peer: PeerId) -> Sequence[Value]:
 
 
 def _told(data_dir: Path) -> Gave:
-    """What this node gave, by all of its event log."""
+    """Sum up the work that this node gave, by all of its event log."""
     gave = Gave()
     with suppress(FileNotFoundError):
         for event in scan_log(data_dir / LOG_NAME):

@@ -1,4 +1,4 @@
-"""What a node gave its swarm, as its own event log has it: in rounds that were certified, and in tokens."""
+"""Work that a node gave its swarm, by its own event log: in rounds that were certified, and in tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether members measure on the same held-out data: where they do not, they may train on different data unawares.
+"""Held-out data that differ between members, who may then train on different data unawares.
 
 No link and no manifest says where data lie, so a machine that joins by the line of another trains on what its workload
 reads where nothing is named. A node therefore says a short hash of what it holds out in its record, as the capability
@@ -31,7 +31,7 @@ def claimed(capabilities: Iterable[str]) -> str:
 
 
 class OtherData:
-    """Says that members hold other data out than this node. named: whether this node's user named data with --data."""
+    """Warnings that members hold other data out than this node. named: whether its user named data with --data."""
 
     def __init__(self, *, named: bool) -> None:
         self._named = named

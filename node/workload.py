@@ -83,7 +83,7 @@ class OneUnitWorkload(Protocol):
 
     @property
     def metric_per_loss(self) -> float:
-        """What a value of `loss` is multiplied by to be in `metric`: 1 / ln 2 from nats to bits, 1 if they are one."""
+        """Factor by which a value of `loss` is in `metric`: 1 / ln 2 from nats to bits, 1 if they are one."""
 
 
 @runtime_checkable

@@ -473,7 +473,7 @@ def load_manifest(path: Path | str) -> Manifest:
 
 
 def _instead_of(path: Path) -> str:
-    """What its user may have meant by a path where nothing is; a swarm of its own is the last of it."""
+    """Return what a user may have meant by a path where nothing is; a swarm of one's own is the last of it."""
     beside = {other.stem: other for other in sorted(path.parent.glob("*.toml"))}
     near = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.7)
     if near:

@@ -128,7 +128,7 @@ class CatchUp:
         self.donated: dict[PeerId, int] = {}
         """Bytes of the last state or finals, by the peer that they came from."""
         self.fetched: dict[str, Fetched] = {}
-        """What came since this node started, by what it was: states, finals, images, changes of images."""
+        """Counts of what came since this node started, by kind: states, finals, images, changes of images."""
         self.accepts: Callable[[StateHeader], None] = lambda header: None
         """Called with the header of a state before its chunks are fetched; may raise ConfigError."""
         self.amended: Callable[[int], Manifest | None] = lambda round: None

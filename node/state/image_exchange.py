@@ -58,7 +58,7 @@ class _Offer:
 
     @property
     def changes_bytes(self) -> float:
-        """What all changes take; infinity where there are none."""
+        """Bytes of all changes; infinity where there are none."""
         return sum(self.changes) if self.changes else math.inf
 
 
@@ -147,14 +147,14 @@ class ImageExchange:
         return held if self._cache.digest(held) == request.before else None
 
     def _finals_bytes(self, request: TakeImage) -> float:
-        """What the finals take that lack to the state: of all rounds since the one here, or of one without any."""
+        """Bytes of the finals that lack to the state: of all rounds since the one here, or of one without any."""
         held = request.held
         if isinstance(held, PolicyImage):
             return math.inf
         return self._catchup.finals_bytes * (1 if held is None else max(1, request.value.round - held.round))
 
     async def _offers(self, request: TakeImage, since: bytes) -> dict[PeerId, _Offer]:
-        """What peers offer, in the order in which they answered; the first that has changes ends it."""
+        """Ask peers for their offers, in the order in which they answered; the first that has changes ends it."""
         found: dict[PeerId, _Offer] = {}
 
         async def ask_one(peer: PeerId) -> float | None:

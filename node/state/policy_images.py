@@ -87,7 +87,7 @@ class ImageCache:
                 del self._changes[next(iter(self._changes))]
 
     def find(self, digest: bytes) -> tuple[HeldState, ImageHeader] | None:
-        """What is here of the state with a digest, or one that begins so, with its image's header."""
+        """Find what is here of the state with a digest, or one that begins so, with its image's header."""
         image = self._images.get(digest[:SCOPE_BYTES])
         if image is not None and image.header.digest.startswith(digest):
             return image, image.header
