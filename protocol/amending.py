@@ -210,7 +210,7 @@ def amended_settings(manifest: Manifest, amended: Manifest | None) -> dict[str, 
 
 
 def settings_back(before: InForce | None, after: InForce | None) -> str:
-    """Return what a line about a step back adds if that undid amendments: `; settings go back with it: …`, or nothing."""
+    """Return what a line about a step back adds if it undid amendments: `; settings go back with it: …`, or nothing."""
     if before is None or after is None:
         return ""
     again = amended_settings(before.manifest, after.manifest)
