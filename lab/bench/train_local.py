@@ -149,19 +149,15 @@ class LocalSwarm:
         node = self.nodes[identity.peer_id] = LocalNode(identity, self._manifest, workload)
         return node
 
-    def remove(self, gone: PeerId) -> None:
-        """End a node with all that it had not contributed."""
-        del self.nodes[gone]
-
     def replace(self, gone: PeerId, identity: Identity) -> None:
-        """End a node, and add another."""
-        self.remove(gone)
+        """End a node with all that it had not contributed, and add another."""
+        del self.nodes[gone]
         self.add(identity)
 
     def run_round(self) -> None:
         """Train, contribute, reduce, apply: from S(e − 1) to S(e)."""
         head, members = self.head, self.head.members
-        readies = self._announce()
+        readies = {peer: self._announced(peer, node) for peer, node in self.nodes.items()}
         plan_order = PlanOrder(view=0, attempt=0, planner=lead(head, 0), evicted=())
         joiners = readies.keys() - set(members)
         fragments = self._fragments
@@ -185,10 +181,6 @@ class LocalSwarm:
             node = self.nodes[participant.peer]
             node.contributions.settle(plan.round, finals.included(place), finals)
             node.stand_on(self.state)
-
-    def _announce(self) -> dict[PeerId, Ready]:
-        """Train every node that is there, and return what all announce."""
-        return {peer: self._announced(peer, node) for peer, node in self.nodes.items()}
 
     def _announced(self, peer: PeerId, node: LocalNode) -> Ready:
         head = self.head
@@ -219,18 +211,11 @@ class LocalSwarm:
         mean = np.empty(final_format.grid.length(chunk), np.float32)
         included, undecodable = combine(final_format.contributed(chunk), summands, final_format.aggregate, mean)
         if undecodable:
-            self._leave_out(chunk, [plan.participants[place].peer for place in undecodable])
-        final = self._sign(final_format, chunk, mean, included)
+            peers = [plan.participants[place].peer for place in undecodable]
+            raise LocalError(f"chunk {chunk}: the contributions of {peers} do not decode")
+        final = final_format.sign(self.nodes[owner].identity, chunk, mean, included)
         self.wire_bytes += final.payload.nbytes * (len(plan.participants) - 1)
         return final
-
-    def _sign(self, final_format: FinalFormat, chunk: int, mean: F32, included: Sequence[int]) -> FinalChunk:
-        """Sign a chunk's result as its owner."""
-        return final_format.sign(self.nodes[final_format.owner(chunk)].identity, chunk, mean, included)
-
-    def _leave_out(self, chunk: int, peers: Sequence[PeerId]) -> None:
-        """Contributions of these to a chunk do not decode."""
-        raise LocalError(f"chunk {chunk}: the contributions of {peers} do not decode")
 
 
 def train_locally(bench: TrainBench, seed: int, tell: Callable[[Point], None] = lambda _: None) -> list[Point]:

@@ -13,7 +13,6 @@ from typer.core import TyperGroup
 COMMANDS: Final[Mapping[str, str]] = {
     "allreduce": "allreduce:CASE",
     "compare": "compare:CASE",
-    "find": "find:CASE",
     "hostile": "hostile:CASE",
     "join": "join:CASE",
     "dashboard": "dashboard:CASE",
@@ -21,7 +20,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "throughput": "throughput:CASE",
     "large": "large:CASE",
     "wan": "wan:CASE",
-    "checkpoint": "checkpoint:CASE",
     "memory": "memory:CASE",
     "scale": "scale:CASE",
     "goodput": "goodput:CASE",
@@ -30,7 +28,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "partial": "partial:CASE",
     "crowd": "crowd:CASE",
     "samplers": "samplers:CASE",
-    "attack": "attack:CASE",
     "train-table": "train_command:TABLE",
     "sapo-table": "sapo_table:TABLE",
 }

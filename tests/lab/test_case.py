@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import msgspec
@@ -16,12 +16,9 @@ from typer.main import get_command
 from shoal.cli.commands import app
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
-from shoal.lab.bench.attack_spec import RECOMMENDED, AttackResult, Cell
-from shoal.lab.bench.checkpoint import CheckpointSpeed
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
 from shoal.lab.bench.dashboard import LookCost, PageCost
 from shoal.lab.bench.disk import OnDisk
-from shoal.lab.bench.find import FindSpeed
 from shoal.lab.bench.goodput_rows import Account
 from shoal.lab.bench.goodput_spec import GoodputBench, GoodputResult
 from shoal.lab.bench.join import JoinSpeed
@@ -127,11 +124,6 @@ def throughput(overhead: float, *, sound: bool = True, strategy: str = "streamin
     return Throughput(bench=ThroughputBench(strategy=strategy), alone=(alone, alone), together=(together,))
 
 
-def attack(ratio: float | None, proven: Sequence[int | None] = (1,)) -> Any:
-    cell = Cell(attack="nan", defence=RECOMMENDED, val_loss=ratio, ratio=ratio, proven=tuple(proven))
-    return made(AttackResult, recommended=RECOMMENDED, cells=(cell,))
-
-
 def lane(shared: float, sockets: float) -> Any:
     return LaneSpeed(encrypted=(sockets,), shared=(shared,), plaintext=(1.0,))
 
@@ -179,8 +171,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("allreduce", allreduce(0.5, kind="sigkill", delay_s=2), allreduce(0.5, kind="sigkill", delay_s=2.1), "SIGKILL"),
     ("allreduce", allreduce(0.5, kind="sigstop", delay_s=6), allreduce(0.5, kind="sigstop", delay_s=6.1), "SIGSTOP"),
     ("allreduce", allreduce(0.5), allreduce(0.5, wrong=True), "what was checked and is wrong"),
-    ("find", made(FindSpeed, linked_s=5.5), made(FindSpeed, linked_s=5.6), "a newcomer is linked after"),
-    ("find", made(FindSpeed, linked_all_s=7.6), made(FindSpeed, linked_all_s=7.7), "a newcomer is linked with all"),
     ("join", made(JoinSpeed, lane_ratio=0.5), made(JoinSpeed, lane_ratio=0.49), "a verified state"),
     (
         "join",
@@ -204,12 +194,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("large", large(90), large(90, unequal=1), "rounds in which nodes came"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.84), "payload of reductions"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.85, identical=False), "rounds after which nodes hold"),
-    (
-        "checkpoint",
-        made(CheckpointSpeed, blocked_s=(2.1,), copy_s=(1.0,)),
-        made(CheckpointSpeed, blocked_s=(2.2,), copy_s=(1.0,)),
-        "the trainer is blocked for",
-    ),
     ("memory", memory(320), memory(321), "daemon's anonymous and shared memory"),
     ("scale", scale(30.0, 0.5), scale(30.1, 0.5), "control that a voter sends"),
     ("crowd", crowd(0.99, 120), crowd(0.98, 120), "of the group heard by fewest"),
@@ -229,9 +213,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("samplers", samplers(15), samplers(14.9), "reward of the trainers beside that of as many alone"),
     ("samplers", samplers(15), samplers(15, 120.1), "memory of a sampler's daemon"),
     ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),
-    ("attack", attack(1.05), attack(1.06), "loss under the worst attack"),
-    ("attack", attack(1.0), attack(None), "loss under the worst attack"),
-    ("attack", attack(1.0), attack(1.0, (1, None)), "attackers that signed a proof"),
 ]
 
 

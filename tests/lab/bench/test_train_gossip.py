@@ -203,7 +203,7 @@ def test_real_nodes_that_are_replaced_certify_what_those_in_one_process_do(tmp_p
     for number, plan in enumerate(plans, start=1):
         there = {participant.peer: participant.weight for participant in plan.participants}
         for peer in local.nodes.keys() - there.keys():
-            local.remove(peer)
+            del local.nodes[peer]
         if comes.peer_id in there and comes.peer_id not in local.nodes:
             assert there[comes.peer_id] == 0  # it has nothing to contribute to its first round
             local.add(comes)
