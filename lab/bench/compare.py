@@ -1,8 +1,7 @@
 """`shoal bench compare`: ours and others in one run; repetitions alternate, so that other load meets all of them.
 
-One repetition runs, for each number of peers, the yardstick, and then the floor and ours in every codec, once as nodes
-of one machine do it and once through sockets alone, as between machines; then the other rivals, with the largest number
-of peers. What is compared are ratios within one repetition, of which the median is given with the least and the
+One repetition runs, for each number of peers, the yardstick, and then ours in every codec, once as nodes of one machine
+do it and once through sockets alone, as between machines; then the other rivals, with the largest number of peers. What is compared are ratios within one repetition, of which the median is given with the least and the
 largest. Faults, values, memory and the single lane are measured once, after the repetitions.
 """
 
@@ -33,7 +32,7 @@ from shoal.lab.bench.allreduce import (
     peak_target,
 )
 from shoal.lab.bench.machine import Machine, this_machine
-from shoal.lab.bench.rivals import Rival, bare, gloo, parse_rivals, run_rival
+from shoal.lab.bench.rivals import Rival, gloo, parse_rivals, run_rival
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers, tell_nothing
 from shoal.lab.page import targets
 from shoal.lab.targets import Row, Spread, Target
@@ -43,7 +42,6 @@ from shoal.protocol.errors import ConfigError, NetworkError
 CODECS: Final = ("fp32", "int8")
 FAULTS: Final[tuple[FaultKind, ...]] = ("sigkill", "sigstop")
 YARDSTICK: Final = "gloo"
-FLOORS: Final = {codec: bare(1, codec).name for codec in CODECS}
 SOCKETS: Final = ", sockets"
 """After the name of a system that shares no memory."""
 WAYS: Final = ("", SOCKETS)
@@ -190,7 +188,6 @@ class _Run:
         for peers in wanted.peers:
             await self._rival(gloo(wanted.iters), peers, number)
             for codec, sockets in product(CODECS, (False, True)):
-                await self._rival(bare(wanted.iters, codec, sockets=sockets), peers, number)
                 bench = Bench(
                     peers=peers,
                     numel=wanted.numel,
@@ -284,21 +281,6 @@ def rows_of(
             )
             for way in WAYS
             for name, codec, peers, most, aim in BESIDE_YARDSTICK
-        ),
-        *(
-            Target(name=f"the bare exchange, {codec}, 4 peers{way}, beside gloo in fp32", unit="× gloo's time").row(
-                ratio((name + way, PEERS), (YARDSTICK, PEERS))
-            )
-            for way in WAYS
-            for codec, name in FLOORS.items()
-        ),
-        *(
-            Target(name=f"{codec}, {peers} peers{way}, beside the bare exchange", unit="× its time").row(
-                ratio((codec + way, peers), (name + way, peers))
-            )
-            for way in WAYS
-            for codec, name in FLOORS.items()
-            for peers in (PEERS, 2)
         ),
         BEYOND.row(beyond),
         *(

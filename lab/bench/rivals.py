@@ -42,18 +42,8 @@ class _Printed(msgspec.Struct):
 
 def gloo(iters: int) -> Rival:
     """The yardstick that comes with Shoal."""
-    return _module("gloo", "shoal.lab.bench.gloo", iters)
-
-
-def bare(iters: int, codec: str, *, sockets: bool = False) -> Rival:
-    """The floor that comes with Shoal: the same bytes sealed, hashed, decoded and added up, and nothing else."""
-    name, options = (f"bare, {codec}, sockets", ["--sockets"]) if sockets else (f"bare, {codec}", [])
-    return _module(name, "shoal.lab.bench.bare", iters, "--codec", codec, *options)
-
-
-def _module(name: str, module: str, iters: int, *options: str) -> Rival:
-    command = [sys.executable, "-m", module, "--iters", str(iters), *options]
-    return Rival(name=name, command=f"{shlex.join(command)} --peers {{peers}} --numel {{numel}}")
+    command = shlex.join([sys.executable, "-m", "shoal.lab.bench.gloo", "--iters", str(iters)])
+    return Rival(name="gloo", command=f"{command} --peers {{peers}} --numel {{numel}}")
 
 
 def parse_rivals(commands: Sequence[str], patterns: Sequence[str]) -> tuple[Rival, ...]:
