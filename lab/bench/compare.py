@@ -1,8 +1,9 @@
 """`shoal bench compare`: ours and others in one run; repetitions alternate, so that other load meets all of them.
 
 One repetition runs, for each number of peers, the yardstick, and then ours in every codec, once as nodes of one machine
-do it and once through sockets alone, as between machines; then the other rivals, with the largest number of peers. What is compared are ratios within one repetition, of which the median is given with the least and the
-largest. Faults, values, memory and the single lane are measured once, after the repetitions.
+do it and once through sockets alone, as between machines; then the other rivals, with the largest number of peers. What
+is compared are ratios within one repetition, of which the median is given with the least and the largest. Faults,
+values, memory and the single lane are measured once, after the repetitions.
 """
 
 from __future__ import annotations
