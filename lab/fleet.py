@@ -9,6 +9,7 @@ A node that ends by itself, with no fault to explain it, ends all waiting with w
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -80,12 +81,9 @@ class Swarm(Fleet):
         began = time.monotonic()
         await self.start(holds=(TOGETHER,), deadline_s=limit_s)
         took: float | None = None
-        try:
-            await self.until(self.all_wait, "all founders wait for the first round", limit_s)
+        with trio.move_on_after(limit_s):
+            await self.until(self.all_wait, "all founders wait for the first round", math.inf)
             took = time.monotonic() - began
-        except NetworkError:
-            if self._crashed() is not None:
-                raise
         async with trio.open_nursery() as nursery:
             for node in self.nodes:
                 nursery.start_soon(self._let_go, node)
@@ -127,6 +125,16 @@ class Swarm(Fleet):
         if (crashed := self._crashed()) is not None:
             raise self.error_of(crashed)
         raise NetworkError(f"{what}: not within {deadline_s:.0f} s. {told(self.nodes)}")
+
+    async def live(self, seconds: float) -> None:
+        """Let it be for so long. Raises the `error_of` a node that ends by itself."""
+        with trio.move_on_after(seconds):
+            await self.until(lambda: False, "nothing is waited for", math.inf)
+
+    @property
+    def head(self) -> int:
+        """Last round that anybody certified; 0 before."""
+        return max((event.round for event in self.journal.of(Certified)), default=0)
 
     def daemons(self) -> dict[int, psutil.Process]:
         """Processes of the nodes that run, by index."""

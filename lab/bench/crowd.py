@@ -238,7 +238,7 @@ async def _measure(bench: CrowdBench, folder: Path, tell: ShowNow) -> CrowdResul
             await swarm.until(swarm.is_settled, "each node has a neighbour", SETTLE_DEADLINE_S)
             settled_s = trio.current_time() - began
             tell(f"groups for {bench.minutes:g} min, {settled_s:.0f} s after the start")
-            await _sleep(swarm, bench.period_s)  # each agent comes to its first group
+            await swarm.live(bench.period_s)  # each agent comes to its first group
             window = await _watch(swarm, bench, tell)
             return _sum_up(bench, swarm, settled_s, window)
 
@@ -252,19 +252,12 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb: tuple[float, ...]
 
 
-async def _sleep(swarm: CrowdSwarm, seconds: float) -> None:
-    """Sleep, but for a node that ends by itself: then raise its error."""
-    end = trio.current_time() + seconds
-    with trio.move_on_at(end):
-        await swarm.until(lambda: False, "the time is over", seconds + SOON_S)
-
-
 async def _watch(swarm: CrowdSwarm, bench: CrowdBench, tell: ShowNow) -> Window:
     since, before = time.time(), [cpu_s([process]) for process in swarm.daemons().values()]
-    await _sleep(swarm, 60 * bench.minutes)
+    await swarm.live(60 * bench.minutes)
     until, after = time.time(), [cpu_s([process]) for process in swarm.daemons().values()]
     tell("the last groups are on their way")
-    await _sleep(swarm, SOON_S)
+    await swarm.live(SOON_S)
     return Window(
         since=since,
         until=until,

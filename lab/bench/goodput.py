@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +39,6 @@ from shoal.lab.case import Case, LongCaseOptions
 from shoal.lab.fleet import Swarm, end
 from shoal.lab.shipped import init_tables, not_default
 from shoal.lab.targets import Spread
-from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
@@ -84,26 +83,11 @@ class GoodputSwarm(Swarm):
             await trio.sleep(self._down_s)
             await self.join(index)
 
-    @property
-    def head(self) -> int:
-        """The last round that anybody certified; 0 before."""
-        return max((event.round for event in self.journal.of(Certified)), default=0)
-
     async def wait_round(self, number: int, limit_s: float) -> bool:
         """Wait until somebody has certified a round; False if nobody has in time. Raises NetworkError if one ended."""
-        return await self._until(lambda: self.head >= number, f"round {number} is certified", limit_s)
-
-    async def live(self, seconds: float) -> None:
-        """Let it be for so long. Raises NetworkError if a node ends by itself."""
-        await self._until(lambda: False, "nothing is waited for", seconds)
-
-    async def _until(self, condition: Callable[[], bool], what: str, limit_s: float) -> bool:
-        try:
-            await self.until(condition, what, limit_s)
-        except NetworkError:
-            if self._crashed() is not None:
-                raise
-        return condition()
+        with trio.move_on_after(limit_s):
+            await self.until(lambda: self.head >= number, f"round {number} is certified", math.inf)
+        return self.head >= number
 
 
 def goodput_manifest(bench: GoodputBench, founders: list[PeerId]) -> Manifest:

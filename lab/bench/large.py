@@ -123,12 +123,12 @@ async def _in_swarm(bench: LargeBench, tell: ShowNow) -> LargeRun:
         async with swarm.owned():
             await swarm.start(deadline_s=START_S)
             while bench.goes_on(curve.tokens, time.monotonic() - began):
-                known = curve.rounds
+                known = swarm.head
                 limit_s = ROUND_S if known else START_S
-                await swarm.until(lambda: curve.rounds > known, f"round {known + 1} is certified", limit_s)  # noqa: B023  called at once
+                await swarm.until(lambda: swarm.head > known, f"round {known + 1} is certified", limit_s)  # noqa: B023  called at once
                 if points := curve.points():
                     tell(told(points[-1]))
-            last = curve.rounds - bench.manifest([NOBODY]).sync.fragments
+            last = swarm.head - bench.manifest([NOBODY]).sync.fragments
             await swarm.until(
                 lambda: any(e.round > last for e in swarm.journal.of(Evaluated)), "the last loss is known", EVALUATION_S
             )
@@ -142,7 +142,7 @@ async def _in_swarm(bench: LargeBench, tell: ShowNow) -> LargeRun:
         points=points,
         tokens_per_s=certified_per_s(swarm.journal.of(Certified)),
         wall_s=time.monotonic() - began,
-        unequal=count_forks(swarm.record(curve.rounds).decided()),
+        unequal=count_forks(swarm.record(swarm.head).decided()),
     )
 
 
@@ -151,11 +151,6 @@ class Curve:
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
-
-    @property
-    def rounds(self) -> int:
-        """Number of certified rounds."""
-        return max((event.round for event in self._swarm.journal.of(Certified)), default=0)
 
     @property
     def tokens(self) -> int:

@@ -166,8 +166,7 @@ class SamplersSwarm(Swarm):
         """Hold every node to its share for so long. Raises NetworkError if one ends by itself."""
         for node in self.nodes:
             node.throttle(self.share)
-        with trio.move_on_after(seconds):
-            await self.until(lambda: False, "the time is over", math.inf)
+        await self.live(seconds)
 
     def followed(self) -> dict[int, Followed]:
         """Rounds and bytes that samplers tell, by index; of one that does not answer in time nothing. Blocks."""
