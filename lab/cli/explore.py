@@ -65,7 +65,7 @@ class ExploreOptions:
     stale: Annotated[bool, Option("--stale", help="Of a repair: plans may be heard after newer ones.")] = False
     limit: Annotated[int | None, Option("--limit", help="Stop after so many states.", metavar="STATES")] = None
     walk: Annotated[
-        int | None, Option("--walk", help="Take so many random steps instead, unreduced.", metavar="STEPS")
+        int | None, Option("--walk", help="Of an agreement: so many random steps instead, unreduced.", metavar="STEPS")
     ] = None
     seed: Annotated[int, Option("--seed", help="Of the random steps.")] = 1
     as_json: AsJson = False
@@ -134,8 +134,9 @@ def _faults(quorum: str) -> FaultModel:
 def _explored_repair(options: ExploreOptions) -> RepairExploration:
     from shoal.lab.explore.repair import RepairExplorer
     from shoal.lab.explore.repair_scope import RepairScope
-    from shoal.lab.explore.repair_walk import walk_repair
 
+    if options.walk is not None:
+        raise ConfigError("--walk: a repair is walked whole; `shoal simulate` takes steps at random, of reductions too")
     scope = RepairScope(
         members=options.members,
         views=options.views,
@@ -149,9 +150,7 @@ def _explored_repair(options: ExploreOptions) -> RepairExploration:
         stale=options.stale,
         reduced=not options.unreduced,
     )
-    if options.walk is None:
-        return RepairExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
-    return walk_repair(scope, options.walk, options.seed, on_progress=ProgressLines())
+    return RepairExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
 
 
 def _members(listed: str | None) -> tuple[int, ...]:

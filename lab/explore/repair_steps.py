@@ -81,10 +81,6 @@ class Context:
             if run.interrupted:
                 interrupting.append((text, act))
 
-    def does(self, text: str, act: Act) -> Iterator[Outcome]:
-        """One thing."""
-        return self.plainly([(text, act)], [])
-
     def after_arrivals(self, doings: Iterable[Doing], wanted: tuple[int, ...]) -> Iterator[Outcome]:
         """Try each of these after any part of what is wanted has arrived; of two for one place only one."""
         for arrived in _parts(self._sorted(wanted), all_of_them=False):
