@@ -64,7 +64,6 @@ def result(*peaks: tuple[int, int, int, int], strategy: str = "diloco") -> Memor
         ("--numel", "5000,6000,7000", "--numel takes one number"),
         ("--codec", "mp3", "mp3"),
         ("--strategy", "gossip", "--strategy must be one of diloco"),
-        ("--rounds", "0", "--rounds: 0 is not in 1..1000"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

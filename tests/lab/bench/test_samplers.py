@@ -55,14 +55,6 @@ def result(alone: float, beside: float, changes_bytes: int = 50) -> SamplersResu
     )
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("--trainers", "0"), ("--samplers", "0"), ("--minutes", "0"), ("--share", "1.5")]
-)
-def test_what_cannot_be_measured_is_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["bench", "samplers", option, value]) == 2
-    assert option in capsys.readouterr().err
-
-
 def test_reward_is_compared_with_that_of_trainers_alone_and_each_number_stands_beside_its_target() -> None:
     found = result(10.0, 15.0)
     assert [row.met for row in found.rows] == [True, True, None, None, True]
