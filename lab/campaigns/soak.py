@@ -108,8 +108,6 @@ def gap_bound_s(nodes: int, gaps_s: Sequence[float], load: float) -> float:
     """Seconds within which one round must come after another, whatever struck: as a campaign's bound of one fault.
 
     gaps_s: what it took, of which the median is undisturbed. load: the most runnable processes a core there were.
-
-    gaps_s: what it took, of which the median is undisturbed. load: the most runnable processes a core there were.
     """
     calm_s = statistics.median(gaps_s) if gaps_s else 0.0
     return round_bound_s(peers=nodes, faults=1, cut=True, calm_s=calm_s) + AWAY_S[1] + machine_s(load)
