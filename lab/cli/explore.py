@@ -89,6 +89,7 @@ def explore(options: ExploreOptions) -> None:
 
 def _explored_agreement(options: ExploreOptions) -> Exploration[Scope]:
     from shoal.lab.explore.agreement import Explorer
+    from shoal.lab.explore.liar_search import LiarExplorer
     from shoal.lab.explore.scope import Scope
     from shoal.lab.explore.walk import walk
 
@@ -107,20 +108,10 @@ def _explored_agreement(options: ExploreOptions) -> Exploration[Scope]:
         faults=_faults(options.quorum),
         reduced=not options.unreduced,
     )
-    if scope.liars:
-        return _explored_with_liar(options, scope)
-    if options.walk is None:
-        return Explorer(scope).run(limit=options.limit, on_progress=ProgressLines())
-    return walk(scope, options.walk, options.seed, on_progress=ProgressLines())
-
-
-def _explored_with_liar(options: ExploreOptions, scope: Scope) -> Exploration[Scope]:
-    from shoal.lab.explore.liar_search import LiarExplorer
-    from shoal.lab.explore.liar_walk import walk_with_liar
-
-    if options.walk is None:
-        return LiarExplorer(scope).run(limit=options.limit, on_progress=ProgressLines())
-    return walk_with_liar(scope, options.walk, options.seed, on_progress=ProgressLines())
+    if options.walk is not None:
+        return walk(scope, options.walk, options.seed, on_progress=ProgressLines())
+    explorer = LiarExplorer(scope) if scope.liars else Explorer(scope)
+    return explorer.run(limit=options.limit, on_progress=ProgressLines())
 
 
 def _faults(quorum: str) -> FaultModel:

@@ -4,7 +4,7 @@ The search is that of `agreement.py`. The liar takes no steps: whatever it may s
 each something else, as soon as honest members gave away what it takes. So it is one more member whose messages may be
 heard at any moment, and whose votes and Prepares count for every value. Nothing that it could say earlier is lost to
 it. Members hear of it what they hear of others, so the reasons for which schedules may be left out hold as before; that
-honest members pass over a certificate without a quorum, and views far ahead, is for the walks (`liar_walk.py`).
+honest members pass over a certificate without a quorum, and views far ahead, is for the walks (`walk.py`).
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ import pytest
 
 from shoal.lab.explore.liar import Liar, evidence
 from shoal.lab.explore.liar_search import LiarExplorer
-from shoal.lab.explore.liar_walk import walk_with_liar
 from shoal.lab.explore.member import Members
 from shoal.lab.explore.scope import Scope, Values
 from shoal.lab.explore.search import Exploration
+from shoal.lab.explore.walk import walk
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol import view_change as view_change_module
@@ -24,15 +24,15 @@ from shoal.protocol.voting import FaultModel
 from tests.protocol import seeded
 
 CRASH, LYING = FaultModel.CRASH, FaultModel.LYING
-WALK: dict[str, Any] = {"views": 4, "crashes": 2, "plans": 2}
-TWO_LIARS = Scope(members=7, liars=2, faults=LYING, **WALK)
+WALK: dict[str, Any] = {"views": 4, "crashes": 2, "plans": 2, "liars": 1}
+TWO_LIARS = Scope(members=7, faults=LYING, **WALK | {"liars": 2})
 
 
 def walked(
     faults: FaultModel, members: int, steps: int, seed: int, bug: type[Agreement] = Agreement
 ) -> Exploration[Scope]:
     scope = Scope(members=members, faults=faults, **WALK)
-    return walk_with_liar(scope, steps, seed, partial(seeded.made_by, bug))
+    return walk(scope, steps, seed, partial(seeded.made_by, bug))
 
 
 def explored(**scope: Any) -> Exploration[Scope]:
@@ -60,7 +60,7 @@ def test_stranger_that_says_anything_beside_named_voters_has_no_say(faults: Faul
 @pytest.mark.parametrize(("faults", "members"), [(CRASH, 3), (LYING, 4)], ids=str)
 def test_walks_beside_a_liar_that_may_be_a_voter_or_not_fork_nothing(faults: FaultModel, members: int) -> None:
     scope = Scope(members=members, strangers=2, faults=faults, **WALK | {"leaves": 0})
-    exploration = walk_with_liar(scope, 3000, 1)
+    exploration = walk(scope, 3000, 1)
     assert exploration.violations == ()
     assert any(exploration.certified)
 
@@ -82,7 +82,7 @@ def test_liar_among_real_machines_forks_nothing_and_takes_nothing_over(faults: F
 
 
 def test_two_liars_of_seven_fork_nothing() -> None:
-    exploration = walk_with_liar(TWO_LIARS, 1500, 1)
+    exploration = walk(TWO_LIARS, 1500, 1)
     assert (exploration.violations, exploration.states) == ((), 1500)
     assert any(exploration.certified)
 
@@ -222,8 +222,8 @@ def test_seeded_machine_is_found(bug: type[Agreement], found: set[str]) -> None:
 
 
 def test_seeded_machine_is_found_beside_two_liars() -> None:
-    walks = (walk_with_liar(TWO_LIARS, 3000, seed, partial(seeded.made_by, RefusesNobody)) for seed in range(1, 4))
-    assert STRANGER in [kind for walk in walks for kind in kinds(walk)]
+    walks = (walk(TWO_LIARS, 3000, seed, partial(seeded.made_by, RefusesNobody)) for seed in range(1, 4))
+    assert STRANGER in [kind for one in walks for kind in kinds(one)]
 
 
 def anything(*_: object, **__: object) -> bool:
