@@ -132,7 +132,7 @@ class Swarm(Fleet):
             await self.until(lambda: False, "nothing is waited for", math.inf)
 
     @property
-    def head(self) -> int:
+    def last_certified(self) -> int:
         """Last round that anybody certified; 0 before."""
         return max((event.round for event in self.journal.of(Certified)), default=0)
 

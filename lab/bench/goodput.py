@@ -86,8 +86,8 @@ class GoodputSwarm(Swarm):
     async def wait_round(self, number: int, limit_s: float) -> bool:
         """Wait until somebody has certified a round; False if nobody has in time. Raises NetworkError if one ended."""
         with trio.move_on_after(limit_s):
-            await self.until(lambda: self.head >= number, f"round {number} is certified", math.inf)
-        return self.head >= number
+            await self.until(lambda: self.last_certified >= number, f"round {number} is certified", math.inf)
+        return self.last_certified >= number
 
 
 def goodput_manifest(bench: GoodputBench, founders: list[PeerId]) -> Manifest:
@@ -127,10 +127,10 @@ async def _measure(bench: GoodputBench, mtbf_s: int, folder: Path, tell: ShowNow
                 nursery.start_soon(swarm.fail, index, moments, began)
             nursery.start_soon(_tell_on, swarm, began, seconds, tell)
             await swarm.live(seconds)
-            await swarm.wait_round(swarm.head + 1, round_limit_s)
+            await swarm.wait_round(swarm.last_certified + 1, round_limit_s)
             ended_at = time.time()
             nursery.cancel_scope.cancel()
-        record = swarm.record(swarm.head)
+        record = swarm.record(swarm.last_certified)
     found = partial(result_of, swarm, record, failures, bench=bench, mtbf_s=mtbf_s, load=(load, _load()))
     return await trio.to_thread.run_sync(partial(found, ended_at=ended_at))
 
@@ -142,7 +142,7 @@ def _load() -> float:
 async def _tell_on(swarm: GoodputSwarm, began: float, seconds: float, tell: ShowNow) -> None:
     while True:
         share = min(1.0, (trio.current_time() - began) / seconds)
-        tell(f"round {swarm.head}; {sum(node.alive for node in swarm.nodes)} nodes are up", share)
+        tell(f"round {swarm.last_certified}; {sum(node.alive for node in swarm.nodes)} nodes are up", share)
         await trio.sleep(TELL_S)
 
 

@@ -123,12 +123,12 @@ async def _in_swarm(bench: LargeBench, tell: ShowNow) -> LargeRun:
         async with swarm.owned():
             await swarm.start(deadline_s=START_S)
             while bench.goes_on(curve.tokens, time.monotonic() - began):
-                known = swarm.head
+                known = swarm.last_certified
                 limit_s = ROUND_S if known else START_S
-                await swarm.until(lambda: swarm.head > known, f"round {known + 1} is certified", limit_s)  # noqa: B023  called at once
+                await swarm.until(lambda: swarm.last_certified > known, f"round {known + 1} is certified", limit_s)  # noqa: B023  called at once
                 if points := curve.points():
                     tell(told(points[-1]))
-            last = swarm.head - bench.manifest([NOBODY]).sync.fragments
+            last = swarm.last_certified - bench.manifest([NOBODY]).sync.fragments
             await swarm.until(
                 lambda: any(e.round > last for e in swarm.journal.of(Evaluated)), "the last loss is known", EVALUATION_S
             )
@@ -142,7 +142,7 @@ async def _in_swarm(bench: LargeBench, tell: ShowNow) -> LargeRun:
         points=points,
         tokens_per_s=certified_per_s(swarm.journal.of(Certified)),
         wall_s=time.monotonic() - began,
-        unequal=count_forks(swarm.record(swarm.head).decided()),
+        unequal=count_forks(swarm.record(swarm.last_certified).decided()),
     )
 
 
