@@ -244,7 +244,8 @@ def test_link_comes_from_standard_input_where_no_other_user_sees_it(
     authority = Identity.load(closed.parent / "node0" / "authority.key")
     signed = make_invite(authority, link.swarm, holder=Identity.generate().peer_id, expires=2**33)
     bound = SwarmLink(swarm=link.swarm, addresses=link.addresses, invite=LinkInvite(invite=signed))
-    for line in (format_link(bound), join_line(format_link(bound), "regression")):
+    note = "note: this swarm trains loops: join(model, optimizer, 'shoal:…') takes the link\n"
+    for line in (format_link(bound), join_line(format_link(bound), "regression"), f"{note}{format_link(bound)}"):
         monkeypatch.setattr("sys.stdin", io.StringIO(line + "\nand more\n"))
         assert execute(["run", "-", "--data-dir", str(tmp_path / "guest")]) == 2
         assert f"this link is for the node {signed.holder}, and this one is 12D3Koo" in told(capsys)
@@ -315,6 +316,19 @@ def kept_folder(tmp_path: Path, closed: Path) -> SwarmLink:
     (tmp_path / "guest" / "swarm").write_text(manifest.swarm_id.hex())
     (tmp_path / "guest" / "swarm.toml").write_text(render_manifest(manifest))
     return SwarmLink(swarm=manifest.swarm_id, addresses=(NOWHERE,))
+
+
+def test_doctor_takes_a_link_and_looks_at_its_swarm(
+    tmp_path: Path, closed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, examined = format_link(kept_folder(tmp_path, closed)), []
+    monkeypatch.setattr("shoal.node.doctor.examine", lambda wanted: examined.append(wanted.manifest) or iter(()))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{link}\n"))
+    for given in (link, f"shoal run '{link}'", "-"):
+        assert execute(["doctor", given, "--data-dir", str(tmp_path / "guest")]) == 0
+    assert [manifest.swarm_id for manifest in examined] == [parse_link(link).swarm] * 3
+    assert execute(["doctor", link[:-1], "--data-dir", str(tmp_path / "guest")]) == 2
+    assert "not a whole swarm link" in told(capsys)
 
 
 def test_link_for_another_node_or_another_swarm_is_refused(

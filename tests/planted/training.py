@@ -194,11 +194,12 @@ TRAINING: tuple[Bug, ...] = (
         "a line on standard input allows the code that it names",
         "tests/cli/test_link.py::test_line_on_standard_input_allows_no_code",
         """
-        link = read_link(sys.stdin) if text == FROM_STDIN else link_in(text)
+    if (link := given_link(str(options.manifest))) is not None:
         """,
         """
-        line = sys.stdin.readline()
-        link, allowed = link_in(line), [*allowed, *line.split()[-1:]]
+    line = sys.stdin.readline()
+    if (link := link_in(line)) is not None:
+        allowed = [*allowed, *line.split()[-1:]]
         """,
     ),
     bug(
