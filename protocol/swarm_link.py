@@ -103,7 +103,7 @@ def join_line(link: str, workload: str, *, data: bool = False) -> str:
 
 
 def link_in(text: str) -> str | None:
-    """The link in `text`, be that a link, a line that joins, or all that `shoal link` says; None where a file was meant.
+    """The link that `text` is, or that is among what was copied with it; None where a file was meant.
 
     A whole link comes before one that is damaged. Nothing else of a line counts: what it would allow, its reader has to
     allow.
