@@ -441,6 +441,8 @@ class Members:
 
         Who was silent or could not be reached is dialled as well, for that was from where this node was.
         """
+        if not self.links.linked():  # where this machine was, whoever is well may have been silent
+            self._last_seen = LastSeen(trio.current_time())
         self.links.end_from(gone, OWN_ADDRESS_GONE)
         self.links.end_rests()
         self._dialling.begin_anew()
@@ -577,8 +579,8 @@ class Members:
         self._last_seen.note(peer, trio.current_time(), keep=self.admission.first)
 
     def long_silent(self, peers: Iterable[str]) -> list[str]:
-        """Those of the peers of whom nothing was heard for an hour, by themselves or through others."""
-        return self._last_seen.long_silent(peers, trio.current_time())
+        """Those of the peers of whom nothing was heard for an hour, by themselves or through others; nobody offline."""
+        return [] if self._host.is_cut_off else self._last_seen.long_silent(peers, trio.current_time())
 
     def _incarnation(self, peer: PeerId) -> int:
         record = self.book.get(peer)

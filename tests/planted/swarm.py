@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "a machine without a network offers to forget the others",
+        "tests/swarm/test_places.py::test_member_that_is_heard_through_others_alone_is_not_silent",
+        "return [] if self._host.is_cut_off else self",
+        "return self",
+    ),
+    bug(
         "a member gives to any number of followers",
         "tests/swarm/test_follower_links.py"
         "::test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_never_dials",
