@@ -479,6 +479,8 @@ class Node:
 
     async def _watch_alive(self, nursery: trio.Nursery) -> None:
         async for change in self.members.changes:
+            if change.kind == "revoked":
+                self.members.admission.check_own(self.parts.identity.peer_id)
             record = self.members.record_of(change.peer)
             left = left_in_order(change, record)
             called = self._claimed_name(change.peer)

@@ -313,17 +313,20 @@ class Members:
         self._announce.set()
 
     def revoke(self, revocations: Revocations, *, blame: PeerId | None = None) -> None:
-        """Take the authority's list, pass it on if it is news, and part from everybody on it.
+        """Take the authority's list, pass it on if it is news, and part from everybody on it, who is sent it first.
 
+        A change of this node itself, "revoked", says that it is on it.
         Raises RemoteError, blaming `blame`, for a list that the authority did not sign.
         """
         if not self.admission.take(revocations, peer=blame):
             return
         self.links.broadcast(revocations)
+        if self.admission.is_revoked(self._me, self._record()):
+            self.changes.put(Change("revoked", self._me))
         known = {*self._dialling.known(), *self.links.linked(), *self.links.resting()} - {self._me}
         for peer in sorted(peer for peer in known if self.admission.is_revoked(peer, self.book.get(peer))):
             self.changes.put(Change("revoked", peer))
-            self.links.drop(peer, "the swarm's authority took its admission back")
+            self.links.drop(peer, "the swarm's authority took its admission back", last_word=True)
             self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
             self.book.forget(peer)
             self._dialling.forget(peer)

@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "who is revoked is parted from before it was sent the list",
+        "tests/swarm/test_admission.py::test_revoked_member_is_parted_from_by_all_and_refused_from_then_on",
+        "its admission back\", last_word=True)",
+        "its admission back\")",
+    ),
+    bug(
         "a machine without a network offers to forget the others",
         "tests/swarm/test_places.py::test_member_that_is_heard_through_others_alone_is_not_silent",
         "return [] if self._host.is_cut_off else self",
