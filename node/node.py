@@ -15,7 +15,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -84,7 +86,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Reduced
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.messages import Term
-from shoal.protocol.names import Names, claimed_name
+from shoal.protocol.names import NAME_LIMIT_CHARS, Names, claimed_name, is_name
 from shoal.protocol.records import RECORD_LIMIT, NodeRecord, Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
@@ -102,6 +104,8 @@ DRAIN_DEADLINE_S = 3.0
 FAREWELL_S = 0.5
 """After saying goodbye, time for it to reach the others."""
 EVALUATION_DEADLINE_S = 60.0
+NAME_NAME = "name"
+"""In the data folder: the name that its user gave the node."""
 
 logger = logging.getLogger(__name__)
 
@@ -603,6 +607,20 @@ def _check_same_swarm(store: Store, manifest: Manifest) -> None:
     write_atomically(store.folder / "swarm.toml", render_manifest(manifest).encode())
 
 
+def kept_name(folder: Path, given: str | None) -> str | None:
+    """The name that a user gave this node now, else at an earlier start: it stays with the data folder.
+
+    None where none was ever given, or the file is damaged. Blocks. Raises StorageError.
+    """
+    path = folder / NAME_NAME
+    if given is not None:
+        write_atomically(path, given.encode())
+        return given
+    with disk_errors(folder):
+        kept = path.read_bytes()[: NAME_LIMIT_CHARS + 1].decode(errors="replace") if path.exists() else ""
+    return kept if is_name(kept) else None
+
+
 async def run_node(
     config: NodeConfig, *, on_progress: Callable[[Progress], None] | None = None, early: EarlyTrainer | None = None
 ) -> Outcome:
@@ -610,6 +628,7 @@ async def run_node(
     with Store(config.data_dir) as store:
         store.check_room()
         _check_same_swarm(store, config.manifest)
+        config = replace(config, name=kept_name(store.folder, config.name))
         if config.forget_promises:
             store.forget_promises()
         log = EventLog(store.folder / LOG_NAME)

@@ -33,6 +33,7 @@ FILES: Final = {
     "chain.log": "the certificates of all rounds",
     "*.damaged": "a log as it was when damage was found",
     "boot": "how often a node started here",
+    "name": "the name that --name gave it",
     "swarm": "which swarm it is of",
     "swarm.toml": "the manifest",
     "layout.json": "names and shapes of the parameters",

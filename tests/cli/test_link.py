@@ -86,6 +86,9 @@ def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys
         assert founder.ask("status")["names"][second.peer_id] == "guest"
         assert founder.certified(certified["round"])["digest"] == certified["digest"]
         assert load_manifest(second.folder / "swarm.toml").swarm_id == swarm.manifest.swarm_id
+        second.kill()
+        second.start()
+        assert second.wait("started", boot=2)["called"] == "guest", "the name stays with the data folder"
 
 
 @pytest.mark.long

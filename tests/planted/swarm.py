@@ -6,10 +6,16 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "a node forgets the name that it was given",
+        "tests/node/test_kept_name.py::test_name_that_was_given_once_stays_until_another_is_given",
+        "return kept if is_name(kept) else None",
+        "return None",
+    ),
+    bug(
         "who is revoked is parted from before it was sent the list",
         "tests/swarm/test_admission.py::test_revoked_member_is_parted_from_by_all_and_refused_from_then_on",
-        "its admission back\", last_word=True)",
-        "its admission back\")",
+        'its admission back", last_word=True)',
+        'its admission back")',
     ),
     bug(
         "a machine without a network offers to forget the others",
