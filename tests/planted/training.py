@@ -11,6 +11,12 @@ RANKS = (
 
 TRAINING: tuple[Bug, ...] = (
     bug(
+        "doctor does not look at the size of a policy",
+        "tests/node/test_doctor.py::test_size_of_a_policy_is_known_without_a_node",
+        "        is_policy=manifest.rollouts is not None,",
+        "        is_policy=False,",
+    ),
+    bug(
         "a node that knows its model waits for a loop for ever",
         "tests/node/test_own_loop.py::test_a_node_that_knows_its_model_takes_part_without_a_loop_until_one_attaches",
         "elif not self._announced:",
