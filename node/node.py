@@ -31,6 +31,7 @@ from shoal.node.control_ops import handlers, orders
 from shoal.node.dashboard.facts import NodeSource
 from shoal.node.dashboard.service import PageService
 from shoal.node.discovery.chain_places import ChainPlaces
+from shoal.node.discovery.clocks import Clocks
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.discovery.finding import Finding, peers_of
 from shoal.node.discovery.moving import Moving
@@ -235,13 +236,23 @@ class Node:
         rendezvous_services = rendezvous_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
         writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
         rendezvous = [one for one in rendezvous_services if isinstance(one, Rendezvous)]
+        clocks = Clocks(parts.host, parts.members.links.linked, parts.on_progress)
         moving = Moving(parts, [self.reaching.moved, self.finding.moved, *(one.moved for one in rendezvous)])
         machine: list[Service] = [moving, Waking(parts, moving.connect_anew)]
         if parts.config.only_when:
             machine.append(OnlyWhen(Rule(parts.config.only_when, Machine()), self.attendance.wait))
-        services = (*machine, self.finding, *rendezvous_services, self.reaching, self.auditing, *writers, self.page)
+        services = (
+            *machine,
+            clocks,
+            self.finding,
+            *rendezvous_services,
+            self.reaching,
+            self.auditing,
+            *writers,
+            self.page,
+        )
         self.services: Sequence[Service] = [service for service in services if service is not None]
-        listening = (self.finding, *rendezvous, self.reaching, self.auditing)
+        listening = (self.finding, clocks, *rendezvous, self.reaching, self.auditing)
         self._peer_listeners = [listener.heard for listener in listening if listener is not None]
 
     def _wire(self) -> None:
