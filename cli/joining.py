@@ -103,6 +103,7 @@ def _kept(link: SwarmLink, data_dir: Path) -> Manifest | None:
 
 
 def _fetched(link: SwarmLink, *, locally: bool) -> Manifest:
+    log.info("asking for the manifest whom the link names%s", ", and the local network" if locally else "")
     with importing():
         import trio
 

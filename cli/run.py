@@ -69,6 +69,7 @@ def run(options: RunOptions) -> None:
         if options.log_format == "json":
             logs.context.peer = Identity.load_or_create(options.data_dir / NODE_KEY_NAME).peer_id
         progress = RunProgress(show_now)
+        show_now("starting")
         if (
             config.manifest.workload.name == OWN_LOOP and not config.loop_patience_s
         ):  # a loop that starts a node gives it

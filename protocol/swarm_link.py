@@ -109,7 +109,7 @@ def link_in(text: str) -> str | None:
     allow.
     """
     text = text.strip()
-    found = _LINK.findall(text)
+    found: list[str] = _LINK.findall(text)
     for link in (*found, PREFIX + text):  # the last was copied without what stands before it
         with suppress(ConfigError):  # its check tells
             parse_link(link)

@@ -8,8 +8,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a link is looked for in the first line alone, where a note may stand",
         "tests/protocol/test_swarm_link.py::test_link_is_found_in_what_was_copied_with_it",
-        "found = _LINK.findall(text)",
-        "found = _LINK.findall(text.partition('\\n')[0])",
+        "found: list[str] = _LINK.findall(text)",
+        "found: list[str] = _LINK.findall(text.partition('\\n')[0])",
     ),
     bug(
         "a newcomer waits for members that are all paused",
