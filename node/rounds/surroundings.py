@@ -101,7 +101,7 @@ class NodeSurroundings:
     @property
     def cut_off(self) -> bool:
         """True if this machine has no network."""
-        return self._p.host.is_cut_off
+        return self._p.cut_off()
 
     def bound_in(self, position: Position) -> Iterable[DurableRecord]:
         """Records on disk of what this node bound itself to in a round."""

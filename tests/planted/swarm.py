@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "a member without a network says that the others are to be started again",
+        "tests/node/test_swarm_in_a_box.py::test_who_has_no_quorum_blames_nobody_where_its_own_machine_has_no_network",
+        "waits=here.waits_alone, cut_off=here.cut_off)",
+        "waits=here.waits_alone, cut_off=False)",
+    ),
+    bug(
         "one peer whose clock is wrong has a user set a right one",
         "tests/node/discovery/test_clocks.py::test_clock_that_is_far_from_most_others_is_told_of",
         "ahead_s = apart[(len(apart) - 1) // 2] if apart else 0.0",
