@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.joining import given_link, manifest_by
 from shoal.cli.options import AllowWorkload, AsJson
 from shoal.cli.text import in_one_line
 from shoal.node.option import HostPort, Option, check_options, parse_host_port
@@ -38,7 +39,11 @@ class DoctorOptions:
 
     manifest: Annotated[
         Path | None,
-        typer.Argument(help="The swarm to join; without one, the machine alone is looked at.", metavar="[MANIFEST]"),
+        typer.Argument(
+            help="The swarm to join, or its link; -: a link on standard input. Without one the machine alone is "
+            "looked at.",
+            metavar="[MANIFEST]",
+        ),
     ] = None
     data_dir: DataDir = DEFAULT_DATA_DIR
     listen: Annotated[
@@ -88,7 +93,7 @@ def doctor(options: DoctorOptions) -> None:
     for check in examine(
         Examination(
             data_dir=options.data_dir,
-            manifest=_manifest(options.manifest),
+            manifest=_manifest(options),
             listen=options.listen,
             lane_listen=options.lane_listen,
             device=options.device,
@@ -132,8 +137,11 @@ def to_json(checks: list[Check]) -> str:
     return msgspec.json.encode({"ok": all(check.ok for check in checks), "checks": checks}).decode()
 
 
-def _manifest(path: Path | None) -> Manifest | None:
-    return None if path is None else load_manifest(path)
+def _manifest(options: DoctorOptions) -> Manifest | None:
+    if options.manifest is None:
+        return None
+    link = given_link(str(options.manifest))
+    return load_manifest(options.manifest) if link is None else manifest_by(link, options.data_dir)
 
 
 def _lane_bytes_per_s() -> float:

@@ -94,7 +94,8 @@ def init(options: InitOptions) -> None:
         f"its authority key is {options.data_dir / AUTHORITY_KEY_NAME}; back it up, it is what rebases the swarm\n"
         f"{voting}"
         f"{_tasks_told(manifest)}"
-        f"next: read {options.output}, then {_next(options, kept=kept)}"
+        f"next: read {options.output}, and change it now: that makes another swarm of it; then "
+        f"{_next(options, kept=kept)}, and `shoal link` there says how others join"
     )
     if (missing := missing_module(options.workload)) is not None:
         typer.echo(

@@ -8,6 +8,7 @@ swarm already has the manifest, and no member has to be reached for it.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,18 +23,40 @@ from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
 from shoal.protocol.swarm_link import LINE_LIMIT_CHARS, SwarmLink, link_in, parse_link
 
+FROM_STDIN = "-"
+LINES_LIMIT = 8
+"""Of what `shoal link` and `shoal invite` say: the line that joins, and notes."""
+
 log = logging.getLogger("shoal.progress")
 
 
+def given_link(text: str) -> str | None:
+    """The link that a user gave in place of a manifest, or has on standard input for `-`; None for a file's path.
+
+    Raises ConfigError where there is none on standard input.
+    """
+    return read_link(sys.stdin) if text == FROM_STDIN else link_in(text)
+
+
 def read_link(source: TextIO) -> str:
-    """The link in the first line of `source`, read no further than such a line is long. Raises ConfigError."""
+    """The link in the first line of `source` that is no note, each read no further than a line that joins is long.
+
+    Raises ConfigError.
+    """
     try:
-        link = link_in(source.readline(LINE_LIMIT_CHARS + 1))
+        lines = (source.readline(LINE_LIMIT_CHARS + 1) for _ in range(LINES_LIMIT))
+        link = link_in(next((line for line in lines if not line.startswith("note: ")), ""))
     except UnicodeDecodeError:
         link = None
     if link is None:
         raise ConfigError("there is no link on standard input; give it as `shoal invite` or `shoal link` prints it")
     return link
+
+
+def manifest_by(text: str, data_dir: Path) -> Manifest:
+    """The manifest of a link's swarm: of this data folder, or from a member. Raises ConfigError, NetworkError."""
+    link = parse_link(text)
+    return _kept(link, data_dir) or _fetched(link, locally=True)
 
 
 def follow_link(
@@ -80,6 +103,7 @@ def _kept(link: SwarmLink, data_dir: Path) -> Manifest | None:
 
 
 def _fetched(link: SwarmLink, *, locally: bool) -> Manifest:
+    log.info("asking for the manifest whom the link names%s", ", and the local network" if locally else "")
     with importing():
         import trio
 

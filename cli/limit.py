@@ -11,6 +11,7 @@ from shoal.cli.text import quantity
 from shoal.node.control_client import request
 from shoal.node.option import Option, parse_rate
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
+from shoal.protocol.errors import ConfigError
 
 NO_CAP = "none"
 """Word for no cap."""
@@ -40,7 +41,10 @@ def _cap(text: str | None, option: str) -> str:
     """The word that the node takes: empty for what stays."""
     if text is None or text == NO_CAP:
         return text or ""
-    return str(parse_rate(text, option))
+    try:
+        return str(parse_rate(text, option))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {NO_CAP}: no cap") from None
 
 
 def _in_words(bytes_per_s: object) -> str:

@@ -41,15 +41,16 @@ def execute(arguments: Sequence[str]) -> int:
         import typer.main
 
         from shoal.cli.commands import app
+
+        command = typer.main.get_command(app)
     except KeyboardInterrupt:
         return INTERRUPTED
     try:
-        command = typer.main.get_command(app)
         if shutil.get_terminal_size().columns < PANELS_COLUMNS:
             _list_options_plainly(command, arguments)
         result = command.main(list(arguments), prog_name="shoal", standalone_mode=False)
     except typer.TyperException as error:
-        return _complain(_usage_error(error), WRONG_USAGE)
+        return _complain(_usage_error(error, command, arguments), WRONG_USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BaseException as error:
@@ -61,12 +62,21 @@ def execute(arguments: Sequence[str]) -> int:
 
 def _list_options_plainly(command: Any, arguments: Sequence[str]) -> None:
     """Let the help of the command that `arguments` name do without panels, unless it lists other commands."""
-    for word in arguments:
-        command = getattr(command, "commands", {}).get(word, command)
+    command, _ = _named(command, arguments)
     if not hasattr(command, "commands"):
         command.rich_markup_mode = None
         for described in (command, *command.params):  # brackets are escaped for panels, where they are markup
             described.help = (getattr(described, "help", None) or "").replace("\\[", "[")
+
+
+def _named(command: Any, arguments: Sequence[str]) -> tuple[Any, str]:
+    """The command that `arguments` name, and what a user types for it."""
+    path = ["shoal"]
+    for word in arguments:
+        if word in getattr(command, "commands", {}):
+            command = command.commands[word]
+            path.append(word)
+    return command, " ".join(path)
 
 
 def _explain(error: BaseException) -> int:
@@ -95,14 +105,12 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _usage_error(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
-    command = "shoal" if context is None else context.command_path
+def _usage_error(error: typer.TyperException, command: Any, arguments: Sequence[str]) -> str:
     text = error.format_message().rstrip(".")
     lacking = next((name for name in OF_THE_LABORATORY if text == f"No such command '{name}'"), None)
     if lacking is not None:
         return f"`shoal {lacking}` comes with the laboratory: pip install shoal-lab, in a clone ./lab"
-    return f"{text}; see `{command} --help`"
+    return f"{text}; see `{_named(command, arguments)[1]} --help`"
 
 
 def _complain(text: str, code: int) -> int:

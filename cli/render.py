@@ -180,9 +180,9 @@ class RunProgress:
         for line in self._shared.rest():
             log.info("%s", line)
         if outcome is Outcome.DONE:
-            log.info("done; `shoal run` with the same --data-dir goes on, `shoal export` takes the model away")
+            log.info("done; the same `shoal run`, with its options, goes on, `shoal export` takes the model away")
         elif outcome in (Outcome.LEFT, Outcome.INTERRUPTED):
-            log.info("left the swarm; `shoal run` with the same --data-dir comes back to it")
+            log.info("left the swarm; the same `shoal run`, with its options, comes back to it")
 
     def _show_phase(self, round: int) -> None:
         """The phase in the live line, and in JSON records."""

@@ -16,7 +16,7 @@ import typer
 from shoal.cli import logs
 from shoal.cli.arenas import share_arenas
 from shoal.cli.imports import importing
-from shoal.cli.joining import follow_link, read_link
+from shoal.cli.joining import FROM_STDIN, follow_link, given_link
 from shoal.cli.open_files import allow_files
 from shoal.cli.options import NODE_KEY_NAME, AllowWorkload, ProgressOptions
 from shoal.cli.render import RunProgress, progress_display
@@ -31,7 +31,6 @@ from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
 from shoal.protocol.swarm_link import link_in
 
-FROM_STDIN = "-"
 MANIFEST_NAME = "swarm.toml"
 
 log = logging.getLogger("shoal.progress")
@@ -70,6 +69,7 @@ def run(options: RunOptions) -> None:
         if options.log_format == "json":
             logs.context.peer = Identity.load_or_create(options.data_dir / NODE_KEY_NAME).peer_id
         progress = RunProgress(show_now)
+        show_now("starting")
         if (
             config.manifest.workload.name == OWN_LOOP and not config.loop_patience_s
         ):  # a loop that starts a node gives it
@@ -144,9 +144,8 @@ def _check_processes(options: RunOptions) -> None:
 
 def _swarm_of(options: RunOptions, *, entry_points: tuple[str, ...]) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest, from its file or by a link, and the addresses to join."""
-    text, allowed = str(options.manifest), options.allow_workload
-    link = read_link(sys.stdin) if text == FROM_STDIN else link_in(text)
-    if link is not None:
+    allowed = options.allow_workload
+    if (link := given_link(str(options.manifest))) is not None:
         return follow_link(
             link,
             data_dir=options.data_dir,

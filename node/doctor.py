@@ -63,6 +63,10 @@ DAEMON_BYTES_PER_VALUE: Final = 12
 """Anonymous and shared memory at the peak of a round (`shoal bench memory`); what lies in files is the kernel's."""
 MEMORY_BASE_BYTES: Final = 1_000_000_000
 
+NEED_UNKNOWN: Final = "; the need is known once the model of a swarm was tried here"
+FEW_STEPS: Final = 5
+LONGER: Final = "give it longer, such as --trial 60"
+
 _PACKAGES: Final = ("shoal", "torch", "libp2p", "trio", "numpy")
 
 
@@ -123,6 +127,7 @@ def _of_the_swarm(wanted: Examination) -> Iterator[Check]:
         yield found
     report = run_trial(trial_request(wanted, installed=installed), deadline_s=wanted.trial_deadline_s)
     yield device(report)
+    report = msgspec.structs.replace(report, numel=report.numel or numel_here(wanted.data_dir))
     yield disk_space(wanted, report.numel)
     yield memory(report, manifest.inner.optimizer if manifest is not None else InnerSettings().optimizer)
     if manifest is not None and installed:
@@ -389,13 +394,14 @@ def _may_be_imported(manifest: Manifest, allowed: Sequence[str]) -> bool:
 
 
 def trial_request(wanted: Examination, *, installed: bool) -> TrialRequest:
-    """Return what can be tried: the manifest's workload if it is one that is tried alone, else the device."""
+    """Return what can be tried: the manifest's workload, of a policy its size; else the device."""
     manifest = wanted.manifest
-    if manifest is None or not installed or not _is_tried(manifest):
+    if manifest is None or not installed or manifest.workload.name == OWN_LOOP:
         return TrialRequest(device=wanted.device)
     return TrialRequest(
         device=wanted.device,
         workload=manifest.workload.name,
+        is_policy=manifest.rollouts is not None,
         options=dict(manifest.workload.options),
         data=wanted.data,
         seed=manifest.workload.seed,
@@ -421,7 +427,9 @@ def run_trial(wanted: TrialRequest, *, deadline_s: float) -> TrialReport:
     if not reports:
         return TrialReport(error=last or "the trainer's process said nothing")
     report = msgspec.json.decode(reports[-1], type=TrialReport)
-    unfinished = wanted.workload is not None and report.tokens_per_s is None and report.error is None
+    unfinished = (
+        wanted.workload is not None and not wanted.is_policy and report.tokens_per_s is None and report.error is None
+    )
     return msgspec.structs.replace(report, error=last or "it ended early") if unfinished else report
 
 
@@ -433,7 +441,7 @@ def device(report: TrialReport) -> Check:
             name="device",
             ok=True,
             detail=f"not seen: {report.error}; the machine is busy, or its disk slow",
-            remedy="give it longer with --trial SECONDS",
+            remedy=LONGER,
         )
     if not report.device:
         detail = report.error or "the trainer's process did not start"
@@ -470,12 +478,22 @@ def _nvidia() -> str:
     return "; ".join(done.stdout.decode(errors="replace").strip().splitlines()[:8])
 
 
+def numel_here(data_dir: Path) -> int | None:
+    """Values of the model that a node on this data folder trained; None where there is none. Raises nothing."""
+    from shoal.node.state.checkpoints import LAYOUT, read_layout
+
+    with contextlib.suppress(ShoalError, OSError):
+        return read_layout(data_dir / LAYOUT).numel
+    return None
+
+
 def disk_space(wanted: Examination, numel: int | None) -> Check:
     """Check that there is room on disk for all that a node keeps, less what of it is there already."""
     free = shutil.disk_usage(existing_parent(wanted.data_dir)).free
-    if numel is None or wanted.manifest is None:
-        return Check(name="disk space", ok=True, detail=f"{_mb(free)} free")
     manifest = wanted.manifest
+    if numel is None or manifest is None or not manifest.strategy.certifies:
+        unknown = manifest is not None and manifest.strategy.certifies
+        return Check(name="disk space", ok=True, detail=f"{_mb(free)} free{NEED_UNKNOWN if unknown else ''}")
     mixes = manifest.sync.applied_mixing is not None
     parts = bytes_on_disk(numel, manifest.sync.codec, wanted.checkpoints, manifest.inner.optimizer, mixes=mixes)
     there = _bytes_under(wanted.data_dir)
@@ -514,7 +532,7 @@ def memory(report: TrialReport, optimizer: OptimizerName) -> Check:
     """Check that there is room for the model, its gradients and moments, and what the daemon holds."""
     available = psutil.virtual_memory().available
     if report.numel is None:
-        return Check(name="memory", ok=True, detail=f"{available / 1e9:.1f} GB available")
+        return Check(name="memory", ok=True, detail=f"{available / 1e9:.1f} GB available{NEED_UNKNOWN}")
     needed = sum(bytes_in_memory(report.numel, optimizer).values())
     detail = (
         f"{available / 1e9:.1f} GB available, about {needed / 1e9:.1f} GB needed for "
@@ -530,12 +548,12 @@ def speed(manifest: Manifest, report: TrialReport) -> Check:
         where = "in the agent, which doctor does not start" if manifest.rollouts else "in a process of its user's own"
         return Check(name="speed", ok=True, detail=f"not tried: {manifest.workload.name} trains {where}")
     if report.tokens_per_s is not None:
-        detail = f"{report.tokens_per_s:,.0f} tokens/s over {report.steps} steps on {report.device}"
+        roughly = "roughly " if report.steps < FEW_STEPS else ""
+        steps = f"{report.steps} step{'' if report.steps == 1 else 's'}"
+        detail = f"{roughly}{report.tokens_per_s:,.0f} tokens/s over {steps} on {report.device}"
         return Check(name="speed", ok=True, detail=detail)
     if _late(report):
-        return Check(
-            name="speed", ok=True, detail=f"not measured: {report.error}", remedy="give it longer with --trial SECONDS"
-        )
+        return Check(name="speed", ok=True, detail=f"not measured: {report.error}", remedy=LONGER)
     detail, _, remedy = (report.error or "the trial ended early").partition("; ")
     return Check(
         name="speed", ok=False, detail=detail, remedy=remedy or "correct the workload or its options in the manifest"

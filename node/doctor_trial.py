@@ -24,14 +24,20 @@ if TYPE_CHECKING:
     from shoal.node.training.shared_tensors import Vector
 
 STEPS_LIMIT = 200
+COMPLETION_TOKENS = 64
+"""Of a policy whose size alone is looked at."""
 REQUEST_LIMIT_BYTES = 1 << 20
 
 
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Order for a trial: a workload, None for the device alone. seconds: how long to make steps after the first."""
+    """Order for a trial: a workload, None for the device alone. seconds: how long to make steps after the first.
+
+    is_policy: the name is a policy's, of which the size is told and no more.
+    """
 
     device: str
     workload: str | None = None
+    is_policy: bool = False
     options: Mapping[str, Scalar] = {}
     data: str | None = None
     seed: int = 0
@@ -91,6 +97,9 @@ def _findings(request: TrialRequest, report: TrialReport) -> Iterator[TrialRepor
     yield report
     if request.workload is None:
         return
+    if request.is_policy:
+        yield msgspec.structs.replace(report, numel=_size_of_policy(request, request.workload))
+        return
     workload = load_workload(request.workload, request.options, request.data)
     replica = Replica(workload, seed=request.seed, inner=request.inner, device=device, accumulate=request.accumulate)
     report = msgspec.structs.replace(report, numel=replica.layout.numel)
@@ -100,12 +109,25 @@ def _findings(request: TrialRequest, report: TrialReport) -> Iterator[TrialRepor
     replica.apply(anchor)
     out = replica.new_vector().numpy()
     share = Assignment(seed=request.seed, round=1, member=0, members=1)
-    began = time.perf_counter()
     _train(replica, share, out, steps=1)  # it also compiles, allocates and reads
-    first_s = time.perf_counter() - began
     replica.apply(anchor, fresh=True)
-    trained = _train(replica, share, out, steps=max(1, min(STEPS_LIMIT, int(request.seconds / max(first_s, 1e-3)))))
+    began = time.perf_counter()
+    _train(replica, share, out, steps=1)
+    step_s = time.perf_counter() - began
+    replica.apply(anchor, fresh=True)
+    trained = _train(replica, share, out, steps=max(1, min(STEPS_LIMIT, int(request.seconds / max(step_s, 1e-3)))))
     yield msgspec.structs.replace(report, tokens_per_s=trained.tokens_per_s, steps=trained.steps)
+
+
+def _size_of_policy(request: TrialRequest, name: str) -> int:
+    """Values of a policy that the swarm trains. Raises ConfigError where it cannot be made."""
+    from shoal.node.sapo.policies import PolicyLimits, load_policy
+
+    limits = PolicyLimits(
+        seed=request.seed, completion_tokens=COMPLETION_TOKENS, temperature=1.0, device="cpu", data=request.data
+    )
+    policy = load_policy(name, request.options).build(limits)
+    return sum(parameter.numel() for parameter in policy.parameters())
 
 
 def _train(replica: Replica, share: Assignment, out: Vector, *, steps: int) -> Trained:

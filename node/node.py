@@ -15,7 +15,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -29,6 +31,7 @@ from shoal.node.control_ops import handlers, orders
 from shoal.node.dashboard.facts import NodeSource
 from shoal.node.dashboard.service import PageService
 from shoal.node.discovery.chain_places import ChainPlaces
+from shoal.node.discovery.clocks import Clocks
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.discovery.finding import Finding, peers_of
 from shoal.node.discovery.moving import Moving
@@ -84,7 +87,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Reduced
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.messages import Term
-from shoal.protocol.names import Names, claimed_name
+from shoal.protocol.names import NAME_LIMIT_CHARS, Names, claimed_name, is_name
 from shoal.protocol.records import RECORD_LIMIT, NodeRecord, Phase
 from shoal.protocol.wire import Sealer
 from shoal.swarm.host import Host
@@ -102,6 +105,8 @@ DRAIN_DEADLINE_S = 3.0
 FAREWELL_S = 0.5
 """After saying goodbye, time for it to reach the others."""
 EVALUATION_DEADLINE_S = 60.0
+NAME_NAME = "name"
+"""In the data folder: the name that its user gave the node."""
 
 logger = logging.getLogger(__name__)
 
@@ -231,13 +236,23 @@ class Node:
         rendezvous_services = rendezvous_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
         writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
         rendezvous = [one for one in rendezvous_services if isinstance(one, Rendezvous)]
+        clocks = Clocks(parts.host, parts.members.links.linked, parts.on_progress)
         moving = Moving(parts, [self.reaching.moved, self.finding.moved, *(one.moved for one in rendezvous)])
         machine: list[Service] = [moving, Waking(parts, moving.connect_anew)]
         if parts.config.only_when:
             machine.append(OnlyWhen(Rule(parts.config.only_when, Machine()), self.attendance.wait))
-        services = (*machine, self.finding, *rendezvous_services, self.reaching, self.auditing, *writers, self.page)
+        services = (
+            *machine,
+            clocks,
+            self.finding,
+            *rendezvous_services,
+            self.reaching,
+            self.auditing,
+            *writers,
+            self.page,
+        )
         self.services: Sequence[Service] = [service for service in services if service is not None]
-        listening = (self.finding, *rendezvous, self.reaching, self.auditing)
+        listening = (self.finding, clocks, *rendezvous, self.reaching, self.auditing)
         self._peer_listeners = [listener.heard for listener in listening if listener is not None]
 
     def _wire(self) -> None:
@@ -479,6 +494,8 @@ class Node:
 
     async def _watch_alive(self, nursery: trio.Nursery) -> None:
         async for change in self.members.changes:
+            if change.kind == "revoked":
+                self.members.admission.check_own(self.parts.identity.peer_id)
             record = self.members.record_of(change.peer)
             left = left_in_order(change, record)
             called = self._claimed_name(change.peer)
@@ -601,6 +618,20 @@ def _check_same_swarm(store: Store, manifest: Manifest) -> None:
     write_atomically(store.folder / "swarm.toml", render_manifest(manifest).encode())
 
 
+def kept_name(folder: Path, given: str | None) -> str | None:
+    """The name that a user gave this node now, else at an earlier start: it stays with the data folder.
+
+    None where none was ever given, or the file is damaged. Blocks. Raises StorageError.
+    """
+    path = folder / NAME_NAME
+    if given is not None:
+        write_atomically(path, given.encode())
+        return given
+    with disk_errors(folder):
+        kept = path.read_bytes()[: NAME_LIMIT_CHARS + 1].decode(errors="replace") if path.exists() else ""
+    return kept if is_name(kept) else None
+
+
 async def run_node(
     config: NodeConfig, *, on_progress: Callable[[Progress], None] | None = None, early: EarlyTrainer | None = None
 ) -> Outcome:
@@ -608,6 +639,7 @@ async def run_node(
     with Store(config.data_dir) as store:
         store.check_room()
         _check_same_swarm(store, config.manifest)
+        config = replace(config, name=kept_name(store.folder, config.name))
         if config.forget_promises:
             store.forget_promises()
         log = EventLog(store.folder / LOG_NAME)

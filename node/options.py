@@ -192,7 +192,8 @@ class NodeOptions:
         str | None,
         Option(
             "--name",
-            help="What people see this node called, in place of the machine's own name. Every peer is told.",
+            help="What people see this node called, in place of the machine's own name. Every peer is told; it stays "
+            "with the data folder until another is given.",
             check=check_name,
         ),
     ] = None

@@ -434,8 +434,13 @@ class Swarm:
                 f"this node is paused since before the loop began, {self._wait_s:g} s ago; say "
                 f"`shoal resume --data-dir {self._data_dir}`, and start the loop again"
             )
+        assert self._daemon is not None
+        alerts: Sequence[str] = ()
+        with suppress(NetworkError):
+            alerts = _alerts_in(self._daemon.status())
+        why = next(iter(alerts), "is any member reachable?")
         return NetworkError(
-            f"no part in the swarm's rounds after {self._wait_s:g} s; is any member reachable? The node's log is "
+            f"no part in the swarm's rounds after {self._wait_s:g} s; {why}; the node's log is "
             f"{self._data_dir / LOG_NAME}"
         )
 
@@ -462,11 +467,11 @@ class Swarm:
         if status is None:
             return False
         logger.info("waiting for the swarm: round %s, %s", status.get("round"), status.get("phase"))
-        alerts = status.get("alerts")
-        if isinstance(alerts, list) and alerts and time.monotonic() - self._warned_at >= WARNING_PERIOD_S:
+        alerts = _alerts_in(status)
+        if alerts and time.monotonic() - self._warned_at >= WARNING_PERIOD_S:
             self._warned_at = time.monotonic()
             for alert in alerts:
-                warnings.warn(str(alert), SwarmWarning, stacklevel=2)
+                warnings.warn(alert, SwarmWarning, stacklevel=2)
         return True
 
     def _go_on_alone(self, client: LoopClient) -> None:
@@ -568,6 +573,12 @@ class Swarm:
                 self._flat.scatter(local)
         if value is not None:
             client.send(Evaluated(round=order.round, value=value))
+
+
+def _alerts_in(status: Mapping[str, object] | None) -> Sequence[str]:
+    """Lines that a daemon's status has for its user."""
+    alerts = (status or {}).get("alerts")
+    return [str(alert) for alert in alerts] if isinstance(alerts, list) else []
 
 
 def _be_heard() -> None:

@@ -33,6 +33,7 @@ FILES: Final = {
     "chain.log": "the certificates of all rounds",
     "*.damaged": "a log as it was when damage was found",
     "boot": "how often a node started here",
+    "name": "the name that --name gave it",
     "swarm": "which swarm it is of",
     "swarm.toml": "the manifest",
     "layout.json": "names and shapes of the parameters",
@@ -128,7 +129,17 @@ def set_up_beside() -> list[tuple[Path, str]]:
         home / ".config/fish/completions/shoal.fish",
     ]
     commands = [*units, *((path, "rm") for path in completions)]
+    if _mentions(home / ".bashrc", completions[0]):
+        commands.append((home / ".bashrc", f"sed -i '\\|{completions[0]}|d'"))
     return [(path, f"{command} {shlex.quote(str(path))}") for path, command in commands if path.exists()]
+
+
+def _mentions(path: Path, other: Path) -> bool:
+    """True if a file of the user's names another. Raises nothing."""
+    try:
+        return str(other).encode() in path.read_bytes()
+    except OSError:
+        return False
 
 
 def removal_of_program() -> str:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Credential, Revocations, reason_expired, reason_not_valid
 from shoal.protocol.manifest import Manifest
@@ -104,6 +105,14 @@ class Admission:
         """True if the authority has revoked a peer, or the invite in its record."""
         return self._reason_revoked(peer, None if record is None else record.credential) is not None
 
+    def check_own(self, peer: PeerId) -> None:
+        """Raise ConfigError if the authority has revoked `peer`, this node itself, or the invite that it came with."""
+        reason = self._reason_revoked(peer, self.credential)
+        if reason is not None:
+            raise ConfigError(
+                f"{reason}; ask who runs the swarm: if that was a mistake, `shoal id --rotate` makes this another node"
+            )
+
     def take(self, revocations: Revocations, *, peer: PeerId | None = None) -> bool:
         """Note a list that came from `peer`; return True if it is news. Raises RemoteError for one that is forged."""
         if not revocations.is_newer_than(self.revocations):
@@ -116,9 +125,9 @@ class Admission:
     def _reason_revoked(self, peer: PeerId, credential: Credential | None) -> str | None:
         revoked = () if self.revocations is None else self.revocations.peers
         if peer in revoked:
-            return f"the swarm's authority has revoked {peer}; ask who runs the swarm"
+            return f"the swarm's authority has revoked {peer}"
         if credential is not None and credential.invite.holder in revoked:
-            return "the swarm's authority has revoked the invite that you came with; ask for another"
+            return "the swarm's authority has revoked the invite that you came with"
         return None
 
     def _reason_unlisted(self, peer: PeerId, credential: Credential | None) -> str | None:

@@ -871,7 +871,7 @@ class Member:
             machine, self._now, contributed=here.made, may_train=may_train, resting=here.resting
         )
         if advice.say_no_quorum and self.missing():
-            yield Tell(no_quorum(self.missing(), waits=here.waits_alone))
+            yield Tell(no_quorum(self.missing(), waits=here.waits_alone, cut_off=here.cut_off))
         if advice.train_on and not here.waits_alone:
             yield Train(contribute=False)
         if advice.contribute_after_all:

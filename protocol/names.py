@@ -29,9 +29,14 @@ _ALONE: Final = re.compile(rf"`[^`]*`|(?<![/\w])12D3Koo\w{{{PEER_ID_CHARS - 7}}}
 """Text to type, between backquotes, and any PeerId that is not part of an address."""
 
 
+def is_name(text: str) -> bool:
+    """True for what a node may be called."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(text: str, option: str) -> None:
     """Raise ConfigError for what is no name."""
-    if not _NAME.fullmatch(text):
+    if not is_name(text):
         raise ConfigError(
             f"{option}: {text!r} is no name; write up to {NAME_LIMIT_CHARS} of a-z, 0-9, '.', '_' and '-', "
             "a letter or digit first"

@@ -24,12 +24,14 @@ NAMED_LIMIT = 6
 """Missing members that a warning names; of more the number is told."""
 
 
-def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> str:
-    """Warning for the user; `waits`: this node cannot train on meanwhile.
+def no_quorum(missing: Sequence[PeerId], *, waits: bool, cut_off: bool) -> str:
+    """Warning for the user. waits: this node cannot train on meanwhile. cut_off: this machine has no network.
 
     Nobody is gone for good after seconds: that there is a way on without them, status says of who is silent for long.
     """
     meanwhile = "waiting" if waits else "training on locally"
+    if cut_off:
+        return f"no quorum, {meanwhile}: this machine has no network, and the others may be well"
     help = "if some are gone for good, `shoal status` says what there is"
     more = f" and {len(missing) - NAMED_LIMIT} more" if len(missing) > NAMED_LIMIT else ""
     return f"no quorum, {meanwhile}; start these members again: {', '.join(missing[:NAMED_LIMIT])}{more}; {help}"

@@ -106,6 +106,11 @@ class Surroundings(Protocol):
         """True if an anchor gives the trainer one contribution only, so that without a quorum it waits."""
         ...
 
+    @property
+    def cut_off(self) -> bool:
+        """True if this machine has no network, and whom it does not hear may be well."""
+        ...
+
     def bound_in(self, position: Position) -> Iterable[DurableRecord]:
         """Records on disk of what this node bound itself to in a round."""
         ...

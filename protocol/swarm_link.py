@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
+import re
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
@@ -38,11 +39,12 @@ PREFIX = "shoal:"
 COMMAND = ("shoal", "run")
 LINK_LIMIT_CHARS = 4096  # of a swarm link
 LINE_LIMIT_CHARS = LINK_LIMIT_CHARS + 512
-"""Characters of the line that joins: the link, and the name of a workload, which has up to 256."""
+"""Characters of a line that joins: the link, and the name of a workload, which has up to 256."""
 PEERS_LIMIT = 4  # peers in a link
 ADDRESSES_LIMIT = 4
 """Addresses of one peer."""
 
+_LINK = re.compile(rf"(?<![^\s'\"]){PREFIX}[A-Za-z0-9_-]+")
 _VERSION, _VERSION_WITH_CHECKPOINT = 1, 2
 _COUNTER_BYTES = 8
 _CHECK_BYTES = 4
@@ -101,22 +103,18 @@ def join_line(link: str, workload: str, *, data: bool = False) -> str:
 
 
 def link_in(text: str) -> str | None:
-    """The link that `text` is, or that is in it where it is a whole `join_line`; None where the user meant a file.
+    """The link that `text` is, or that is among what was copied with it; None where a file was meant.
 
-    Nothing else of a line counts: what it would allow, its reader has to allow.
+    A whole link comes before one that is damaged. Nothing else of a line counts: what it would allow, its reader has to
+    allow.
     """
     text = text.strip()
-    if is_link(text):
-        return text
-    with suppress(ConfigError):  # without what comes before it, as part of a line that was copied: its check tells
-        parse_link(PREFIX + text)
-        return PREFIX + text
-    try:
-        words = shlex.split(text) if len(text) <= LINE_LIMIT_CHARS else []
-    except ValueError:
-        return None
-    rest = words[len(COMMAND) :] if tuple(words[: len(COMMAND)]) == COMMAND else []
-    return next(filter(is_link, rest), None)
+    found: list[str] = _LINK.findall(text)
+    for link in (*found, PREFIX + text):  # the last was copied without what stands before it
+        with suppress(ConfigError):  # its check tells
+            parse_link(link)
+            return link
+    return next(iter(found), text if is_link(text) else None)
 
 
 def format_link(link: SwarmLink) -> str:

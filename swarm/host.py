@@ -43,7 +43,7 @@ from shoal.swarm.net_stream import AnyStream, NetStream, peer_of
 from shoal.swarm.reaching.circuit_relay import CircuitLimits, CircuitRelay
 from shoal.swarm.reaching.circuits import Circuits
 from shoal.swarm.reaching.dial_back_probes import DialBackProbes
-from shoal.swarm.reaching.networks import reachable_addresses
+from shoal.swarm.reaching.networks import has_network, is_loopback, reachable_addresses
 from shoal.swarm.streams import MESSAGE_LIMIT_BYTES, Mailbox, MessageStream, RawStream, Traffic
 
 log = logging.getLogger(__name__)
@@ -173,6 +173,11 @@ class Host:
                 self._network.sever_all()
                 for watcher in self._watchers:
                     watcher.close()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """True if it listens beyond this machine, and this machine has no network: nobody else can be blamed."""
+        return not has_network() and not all(is_loopback(address.host) for address in self._listen)
 
     def renew_addresses(self) -> None:
         """Look anew at which addresses this machine has; what listens there stays."""

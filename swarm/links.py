@@ -70,6 +70,8 @@ HELLO_DEADLINE_S = 5.0
 ADMISSION_DEADLINE_S = 5.0
 SEND_DEADLINE_S = 10.0
 LINK_LIMIT = 256  # links of a node
+LAST_WORD_S = 1.0
+"""For who is parted from for good to read what is queued; one that does not finds out at its next hello."""
 REST_LIMIT_S = 40.0
 """Of rest, and a link is ended. One who is given up is asked every ten seconds whether it is there. So long its stream
 may take to open, too: whether one who says nothing meanwhile is there is the failure detector's to say."""
@@ -355,10 +357,13 @@ class Links:
             for mark in marks:
                 await mark.wait()
 
-    def drop(self, peer: PeerId, why: str = "") -> None:
-        """End the link and the connection with `peer`, also where it rests."""
+    def drop(self, peer: PeerId, why: str = "", *, last_word: bool = False) -> None:
+        """End the link and the connection with `peer`, also where it rests.
+
+        last_word: what is queued goes to it before that, if it takes that at once; nothing is heard from it any more.
+        """
         was_up = peer in self._links
-        if self._part(peer) and was_up:
+        if self._part(peer, last_word_s=LAST_WORD_S if last_word else 0.0) and was_up:
             self._gate.lost(peer, why)
 
     def end_from(self, hosts: Collection[str], why: str) -> None:
@@ -409,19 +414,24 @@ class Links:
         link.rests_since = math.inf
         self._up(link)
 
-    def _part(self, peer: PeerId) -> bool:
+    def _part(self, peer: PeerId, *, last_word_s: float = 0.0) -> bool:
         """End the link with `peer`, or what rests of it; whether there was one."""
         link = self._links.pop(peer, None) or self._resting.pop(peer, None)
         if link is None:
             return False
-        link.scope.cancel()
+        if not last_word_s:
+            link.scope.cancel()
         self._parting[peer] = parted = trio.Event()
-        self._jobs.send_nowait(partial(self._disconnect, peer, parted))
+        self._jobs.send_nowait(partial(self._disconnect, link, parted, last_word_s))
         self.message_relay.forget(peer)
         return True
 
-    async def _disconnect(self, peer: PeerId, parted: trio.Event) -> None:
+    async def _disconnect(self, link: _Link, parted: trio.Event, last_word_s: float) -> None:
+        peer = link.peer
         try:
+            if last_word_s:
+                await trio.sleep(last_word_s)  # what was sent is read before the connection is closed
+                link.scope.cancel()
             await self._host.disconnect(peer)
         finally:
             parted.set()
@@ -595,7 +605,8 @@ class Links:
                 for sealed in await stream.receive_all():
                     if self._resting.get(link.peer) is link:
                         self._wake(link)
-                    self._hear(stream.peer, sealed)
+                    if self._links.get(link.peer) is link:  # else it is parted from, and has the last word coming
+                        self._hear(stream.peer, sealed)
                     await link.pace.read(len(sealed))
         except StreamEnded as error:
             why = f"receiving: {error}"

@@ -313,17 +313,20 @@ class Members:
         self._announce.set()
 
     def revoke(self, revocations: Revocations, *, blame: PeerId | None = None) -> None:
-        """Take the authority's list, pass it on if it is news, and part from everybody on it.
+        """Take the authority's list, pass it on if it is news, and part from everybody on it, who is sent it first.
 
+        A change of this node itself, "revoked", says that it is on it.
         Raises RemoteError, blaming `blame`, for a list that the authority did not sign.
         """
         if not self.admission.take(revocations, peer=blame):
             return
         self.links.broadcast(revocations)
+        if self.admission.is_revoked(self._me, self._record()):
+            self.changes.put(Change("revoked", self._me))
         known = {*self._dialling.known(), *self.links.linked(), *self.links.resting()} - {self._me}
         for peer in sorted(peer for peer in known if self.admission.is_revoked(peer, self.book.get(peer))):
             self.changes.put(Change("revoked", peer))
-            self.links.drop(peer, "the swarm's authority took its admission back")
+            self.links.drop(peer, "the swarm's authority took its admission back", last_word=True)
             self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
             self.book.forget(peer)
             self._dialling.forget(peer)
@@ -441,6 +444,8 @@ class Members:
 
         Who was silent or could not be reached is dialled as well, for that was from where this node was.
         """
+        if not self.links.linked():  # where this machine was, whoever is well may have been silent
+            self._last_seen = LastSeen(trio.current_time())
         self.links.end_from(gone, OWN_ADDRESS_GONE)
         self.links.end_rests()
         self._dialling.begin_anew()
@@ -577,8 +582,8 @@ class Members:
         self._last_seen.note(peer, trio.current_time(), keep=self.admission.first)
 
     def long_silent(self, peers: Iterable[str]) -> list[str]:
-        """Those of the peers of whom nothing was heard for an hour, by themselves or through others."""
-        return self._last_seen.long_silent(peers, trio.current_time())
+        """Those of the peers of whom nothing was heard for an hour, by themselves or through others; nobody offline."""
+        return [] if self._host.is_cut_off else self._last_seen.long_silent(peers, trio.current_time())
 
     def _incarnation(self, peer: PeerId) -> int:
         record = self.book.get(peer)

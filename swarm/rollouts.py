@@ -471,7 +471,7 @@ class RolloutExchange:
         return [*(peer for peer in allowed if peer in connected), *others]
 
     def _pass_over(self, peer: PeerId, error: Exception) -> None:
-        logger.info("a group is asked of others: %s", error)
+        logger.debug("a group is asked of others: %s", error)
         self._leave_alone(peer)
 
     async def _ask(self, ask: Ask) -> GroupChunk:

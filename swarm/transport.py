@@ -269,16 +269,15 @@ class Network(Swarm):  # type: ignore[misc]
 
     async def _dial(self, address: Address, peer_id: ID, taken: Callable[[], None]) -> None:
         try:
-            try:
-                wire = Wire(await trio.open_tcp_stream(address.host, address.port), self.memory)
-            except OSError as error:
+            wire = Wire(await trio.open_tcp_stream(address.host, address.port), self.memory)
+        except (OSError, ValueError) as error:  # the latter for what no name of a machine can be
+            if self.link(peer_id) is None:
                 raise _reason_not_connected(address, error) from error
-            taken()
+            return
+        taken()
+        try:
             with self._tracked(wire):
                 await self.upgrade_outbound_raw_conn(RawConnection(wire, True), peer_id)
-        except NobodyListens:
-            if self.link(peer_id) is None:
-                raise
         except Exception as error:  # the boundary: whoever listens there sent whatever it pleased
             if self.link(peer_id) is None:  # else the peer's own dial won, which is as good
                 raise NetworkError(f"cannot connect to {address.host}:{address.port}: {error}") from error
@@ -489,7 +488,7 @@ def _host_of(muxer: Muxer) -> str | None:
     return None if remote is None else str(remote[0]).removeprefix("::ffff:")
 
 
-def _reason_not_connected(address: Address, error: OSError) -> NetworkError:
+def _reason_not_connected(address: Address, error: Exception) -> NetworkError:
     """Trio names the system's error as the cause where it tried one address, and a group of them where several."""
     cause = error.__cause__ or error
     causes = cause.exceptions if isinstance(cause, BaseExceptionGroup) else (cause,)

@@ -13,13 +13,16 @@ REASON_LIMIT_CHARS = 48
 """Of what came of the first address; of more the number is told."""
 
 
+NO_NETWORK = "this machine has no network; once it has one, this node links again by itself"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
     """A search for somebody that has found nobody yet.
 
     wanted: founders, members, and whom the user named. tried: by address that user or manifest name, why it led to
     nobody. in_book: peers of the address book. locally, publicly: whether the local network is searched, and the places
-    where strangers meet.
+    where strangers meet. cut_off: whether this machine has no network.
     """
 
     seconds: float
@@ -28,10 +31,13 @@ class Alone:
     in_book: int
     locally: bool
     publicly: bool
+    cut_off: bool
 
     @property
     def line(self) -> str:
         """One line for the user."""
+        if self.cut_off:
+            return f"linked with nobody for {self.seconds:.0f} s: {NO_NETWORK}"
         searched = ", ".join(place for place, is_searched in self._places if is_searched)
         where = f"; searched: {searched}" if searched else ""
         return (

@@ -110,7 +110,7 @@ def admission_of(
 ) -> Admission:
     """The admission rule at the node `peer`, whose data folder this is, as its chain grows; `named` by its user.
 
-    Raises ConfigError where admission is by invite and this node has none that holds; StorageError.
+    Raises ConfigError where this node is revoked, or admission is by invite and it has none that holds; StorageError.
     """
 
     def keep(revocations: Revocations) -> None:
@@ -123,6 +123,7 @@ def admission_of(
     if chain is not None:
         admission.members, admission.contributed = lambda: chain.voting.everyone(chain.head), chain.was_member
     admission.named = named
+    admission.check_own(peer)
     swarm = manifest.swarm
     if swarm.admission != "invite" or peer in (*swarm.founders, swarm.authority):
         return admission
@@ -137,6 +138,7 @@ def admission_of(
     if reason is not None:
         raise ConfigError(reason)
     admission.credential = credential
+    admission.check_own(peer)
     return admission
 
 

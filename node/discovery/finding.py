@@ -167,6 +167,7 @@ class Finding:
             in_book=len(self.book.in_order()),
             locally=self._config.mdns,
             publicly=wants_table(self._config) or bool(self._config.hivemind),
+            cut_off=self._host.is_cut_off,
         )
         return [alone.line]
 

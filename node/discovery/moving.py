@@ -15,9 +15,11 @@ from typing import Final
 
 import trio
 
+from shoal.node.discovery.alone import NO_NETWORK
 from shoal.node.outcome import Notice
 from shoal.node.parts import Parts
 from shoal.node.reporting import events
+from shoal.swarm.host import Host
 from shoal.swarm.reaching.own_addresses import AddressChange, OwnAddresses, own_addresses, usable_hosts
 
 LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "::1"})
@@ -53,7 +55,7 @@ class Moving:
         parts.lanes.renew_addresses()
         if gone or come:
             parts.events.write(events.AddressesChanged(gone=gone, come=come))
-            parts.on_progress(Notice(text=moved_text(gone, come, listens=bool(parts.host.addresses))))
+            parts.on_progress(Notice(text=_text(parts.host, gone, come)))
         self._carry_out(change)
 
     def _carry_out(self, change: AddressChange) -> None:
@@ -64,11 +66,20 @@ class Moving:
         parts.members.moved(change.gone)
 
 
-def moved_text(gone: Sequence[str], come: Sequence[str], *, listens: bool) -> str:
-    """Text for the user of a machine whose addresses are others. listens: this node can be dialled at one of them."""
+def _text(host: Host, gone: Sequence[str], come: Sequence[str]) -> str:
+    return moved_text(gone, come, listens=bool(host.addresses), cut_off=host.is_cut_off)
+
+
+def moved_text(gone: Sequence[str], come: Sequence[str], *, listens: bool, cut_off: bool) -> str:
+    """Text for the user of a machine whose addresses are others.
+
+    listens: this node can be dialled at one of them. cut_off: there is none left but the machine's own.
+    """
     lost = f"{', '.join(gone)} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
     new = f"{', '.join(come)} {'is' if len(come) == 1 else 'are'} new" if come else ""
     text = f"this machine's addresses changed: {', '.join(filter(None, (lost, new)))}"
+    if cut_off:
+        return f"{text}; {NO_NETWORK}"
     if not listens:
         return f"{text}; nobody can dial this node: start it with --listen /ip4/0.0.0.0/tcp/0 for all addresses"
     return f"{text}; links are made anew and the others are told" if gone else f"{text}; the others are told"

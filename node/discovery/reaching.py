@@ -264,7 +264,7 @@ class Reaching:
             try:
                 self._evidence.add(await ask_dial_back(self._host, peer, self._ports()))
             except NetworkError as error:
-                logger.info("not dialled back: %s", error)
+                logger.debug("not dialled back: %s", error)
             except RemoteError as error:
                 logger.warning("%s", error)
             else:

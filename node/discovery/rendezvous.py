@@ -178,7 +178,7 @@ class Rendezvous:
             async with limiter:
                 await self._members.links.meet(PeerId(point.peer), point.addresses, deadline_s=MEET_DEADLINE_S)
         except NetworkError as error:
-            logger.info("not where it said: %s", error)
+            logger.debug("not where it said: %s", error)
         except RemoteError as error:
             logger.warning("%s: %s", point.peer, error)
 

@@ -74,7 +74,7 @@ class Copying:
 
     async def _run(self, copy: _Copy) -> None:
         final_format = copy.reduction.final_format
-        logger.info("round %d: %d finals do not come from their owners", final_format.plan.round, len(copy.chunks))
+        logger.debug("round %d: %d finals do not come from their owners", final_format.plan.round, len(copy.chunks))
         with copy.scope:
             try:
                 await self._catchup.copy_finals(final_format, copy.chunks, copy.donors, copy.reduction.take_copy)

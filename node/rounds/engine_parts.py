@@ -31,7 +31,8 @@ class EngineParts:
 
     caps: of its user's on what is uploaded and downloaded, in bytes/s.
     elsewhere: carries out requests about who may be linked soon, the places where a peer may be, and what somebody will
-    have. checkpoint: of the link by which this node joins. is_follower: it takes part in no round.
+    have. checkpoint: of the link by which this node joins. is_follower: it takes part in no round. cut_off: whether
+    this machine has no network.
     """
 
     config: NodeConfig
@@ -58,3 +59,4 @@ class EngineParts:
     checkpoint: Checkpoint | None = None
     may_join: Callable[[PeerId], bool] = lambda peer: True
     is_follower: bool = False
+    cut_off: Callable[[], bool] = lambda: False

@@ -359,7 +359,7 @@ class ReductionDriver:
         try:
             await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
         except (NetworkError, RemoteError) as error:
-            logger.info("no lane: %s", error)
+            logger.debug("no lane: %s", error)
             self._note_unreachable(peer)
             return False
         self.unreachable.discard(peer)

@@ -98,6 +98,11 @@ class NodeSurroundings:
         """True if the trainer waits without a quorum: of gradients an anchor gives this node one."""
         return self._p.config.manifest.sync.exchanges_gradients
 
+    @property
+    def cut_off(self) -> bool:
+        """True if this machine has no network."""
+        return self._p.cut_off()
+
     def bound_in(self, position: Position) -> Iterable[DurableRecord]:
         """Records on disk of what this node bound itself to in a round."""
         return self._p.store.bound_in(position)

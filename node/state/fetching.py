@@ -84,7 +84,7 @@ class Fetcher:
                 nursery.cancel_scope.cancel()
         transfer = run.under_way.transfer
         for peer, reason in transfer.out.items():
-            logger.info("%s: %s is asked no more: %s", job.what, peer, reason)
+            logger.debug("%s: %s is asked no more: %s", job.what, peer, reason)
         if run.fault is not None:
             raise run.fault
         if not transfer.done:

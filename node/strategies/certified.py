@@ -53,6 +53,7 @@ def engine_parts(parts: Parts) -> EngineParts:
         },
         checkpoint=parts.chain_places.checkpoint,
         is_follower=parts.is_follower,
+        cut_off=lambda: parts.host.is_cut_off,
     )
 
 

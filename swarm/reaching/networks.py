@@ -96,6 +96,19 @@ def own_hosts() -> frozenset[str]:
     )
 
 
+def has_network() -> bool:
+    """True if an interface that is up has an address which means something beyond this machine."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    return any(
+        entry.family in (socket.AF_INET, socket.AF_INET6)
+        and not is_loopback(entry.address)
+        and not ipaddress.ip_address(entry.address).is_link_local
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+        for entry in entries
+    )
+
+
 def reachable_addresses(bound: Iterable[tuple[str, int]], peer: PeerId) -> tuple[str, ...]:
     """Dialable addresses of sockets bound to (host, port), those that `bound_hosts` says.
 

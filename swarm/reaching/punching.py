@@ -242,9 +242,9 @@ class Puncher:
                     await self.aim(port, relay, peer, await offer(relay, port.address))
                     await take(await port.meet())
             except Unanswered as error:
-                logger.info("no hole to %s: %s", peer, error)
+                logger.debug("no hole to %s: %s", peer, error)
             except (NetworkError, RemoteError, trio.TooSlowError, trio.BrokenResourceError) as error:
-                logger.info("no hole to %s: %s", peer, error)
+                logger.debug("no hole to %s: %s", peer, error)
                 self.reach.failed(peer)
                 return False
             else:
@@ -294,7 +294,7 @@ class Puncher:
                     agree.send_nowait(make(port.address))
                     await take(await port.meet())
             except (NetworkError, RemoteError, trio.BrokenResourceError) as error:
-                logger.info("no hole to %s: %s", peer, error)
+                logger.debug("no hole to %s: %s", peer, error)
 
     # -- ports -----------------------------------------------------------------------------------------------
 

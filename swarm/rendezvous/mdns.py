@@ -206,4 +206,5 @@ def _is_ipv4(host: str) -> bool:
 
 
 def _warn(error: Exception) -> None:
-    log.warning("nodes on the local network cannot be found (%s); peers must be named by address", error)
+    why = str(error) or type(error).__name__
+    log.warning("nodes on the local network cannot be found (%s); peers must be named by address", why)

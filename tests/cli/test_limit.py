@@ -53,6 +53,7 @@ def test_caps_reach_the_node_and_those_that_are_left_out_stay(
 def test_what_is_no_rate_is_told_in_one_line(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["limit", "--max-upload", "fast"]) == 2
     assert capsys.readouterr().err == (
-        "shoal: --max-upload: 'fast' is not a rate; write 10M or 10MB/s for bytes, 80Mbit for bits a second\n"
+        "shoal: --max-upload: 'fast' is not a rate; write 10M or 10MB/s for bytes, 80Mbit for bits a second; "
+        "none: no cap\n"
     )
     assert node.asked == []

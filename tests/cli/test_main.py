@@ -75,7 +75,7 @@ def test_command_of_the_laboratory_that_is_not_installed_says_where_it_is() -> N
     [
         (["status", "extra"], "extra"),
         (["run", "none.toml", "--threads", "many"], "'--threads'"),
-        (["run", "none.toml", "--join"], "--join"),
+        (["run", "none.toml", "--join"], "--join' requires an argument; see `shoal run --help`"),
         (["run", "none.toml", "--log-format", "xml"], "'--log-format'"),
     ],
 )

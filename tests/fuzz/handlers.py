@@ -20,6 +20,7 @@ from shoal.node.audits.audit_exchange import AuditServer
 from shoal.node.audits.evidence_store import EvidenceStore
 from shoal.node.control import ControlServer
 from shoal.node.discovery.chain_places import ChainLooks
+from shoal.node.discovery.clocks import Clocks, WallClock
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
 from shoal.node.state.chain_waits import ChainWaits
@@ -218,6 +219,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     server = AuditServer(EvidenceStore(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "audit request": (server.serve, audit_messages.AuditRequest),
+        "clock": (Clocks(host, lambda: frozenset({PEER}), lambda progress: None)._serve, WallClock),
         "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
         "layout request": (layouts.serve, GetLayout),
         "fetch": (state_server.serve, peering.FetchRequest),

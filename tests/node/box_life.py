@@ -77,7 +77,7 @@ class Life:
         self.told: list[Progress] = []
         self.events: list[Event] = []
         self.scope = trio.CancelScope()
-        self.says_leaving = False
+        self.says_leaving = self.cut_off = False
 
     # -- its parts -------------------------------------------------------------------------------------------
 
@@ -158,6 +158,7 @@ class Life:
                 on_progress=self.told.append,
                 elsewhere={**NOWHERE_ELSE, **self.chain_waits.performers, **self.image_exchange.performers},
                 is_follower=follows,
+                cut_off=lambda: self.cut_off,
             )
         )
 

@@ -20,6 +20,7 @@ from shoal.node.control import ControlServer, JsonValue, Status
 from shoal.node.control_client import MemberStatus
 from shoal.node.doctor import Examination, TrialReport, TrialRequest
 from shoal.node.state.disk_need import bytes_on_disk
+from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, OptimizerName, load_manifest
@@ -145,7 +146,11 @@ def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypa
     small = TrialReport(numel=1000)
     assert doctor.memory(small, "adamw").ok
     assert doctor.disk_space(wanted, small.numel).ok
-    assert doctor.memory(TrialReport(), "adamw").ok
+    for unknown in (doctor.memory(TrialReport(), "adamw"), doctor.disk_space(wanted, None)):
+        assert (unknown.ok, unknown.detail.endswith("the need is known once the model of a swarm was tried here")) == (
+            True,
+            True,
+        )
     needs: dict[OptimizerName, str] = {"adamw": "4.2", "adamw8bit": "3.6"}  # 32 and 26.1 bytes a parameter, and 1 GB
     for optimizer, needed in needs.items():
         detail = doctor.memory(TrialReport(numel=GB // 10), optimizer).detail
@@ -264,8 +269,10 @@ def test_speed_says_why_it_is_not_known(tmp_path: Path) -> None:
         (("--workload", "own-loop"), "own-loop trains in a process of its user's own"),
     ):
         assert doctor.speed(founded(tmp_path, "--force", *arguments), TrialReport()).detail == f"not tried: {said}"
+    few = doctor.speed(manifest, TrialReport(tokens_per_s=1234.0, steps=1, device="cpu"))
+    assert few.detail == "roughly 1,234 tokens/s over 1 step on cpu"
     late = doctor.speed(manifest, TrialReport(error="it took more than 1 s"))
-    assert (late.ok, "--trial" in late.remedy) == (True, True)
+    assert (late.ok, "--trial 60" in late.remedy) == (True, True)
     raised = doctor.speed(manifest, TrialReport(error="the workload raised ValueError: x"))
     assert (raised.ok, raised.remedy) == (False, "correct the workload or its options in the manifest")
     short = doctor.speed(manifest, TrialReport(error="x.txt holds too little text; give a longer file"))
@@ -278,6 +285,27 @@ def test_trial_of_a_real_workload_measures_its_speed() -> None:
     assert report.device == "cpu"
     assert (report.numel or 0) > 0
     assert (report.tokens_per_s or 0) > 0
+
+
+def test_size_of_a_policy_is_known_without_a_node(tmp_path: Path) -> None:
+    asked = doctor.trial_request(
+        Examination(data_dir=tmp_path, manifest=founded(tmp_path, "--strategy", "rollouts"), device="cpu"),
+        installed=True,
+    )
+    report = doctor.run_trial(asked, deadline_s=120.0)
+    assert (report.error, report.tokens_per_s) == (None, None)
+    assert (report.numel or 0) > 1000
+    needed = doctor.memory(report, "adamw").detail
+    assert f"GB needed for {(report.numel or 0) / 1e6:.1f} million parameters and adamw" in needed
+
+
+def test_model_of_a_node_that_trained_here_is_known_without_a_trial(tmp_path: Path) -> None:
+    assert doctor.numel_here(tmp_path) is None
+    layout = Layout(names=("w",), shapes=((3, 5),), numel=15)
+    (tmp_path / "layout.json").write_bytes(msgspec.json.encode(layout))
+    assert doctor.numel_here(tmp_path) == 15
+    (tmp_path / "layout.json").write_text("{")
+    assert doctor.numel_here(tmp_path) is None
 
 
 def test_trial_of_a_workload_that_cannot_be_made_has_still_found_the_device() -> None:

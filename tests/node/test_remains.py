@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -133,6 +134,15 @@ def test_what_was_set_up_beside_it_is_told_with_what_removes_it(
     removal = f"systemctl --user disable --now shoal && rm {unit}"
     assert f"set up beside it, and stays: {unit}; remove it: `{removal}`" in capsys.readouterr().out.splitlines()
     assert unit.exists()
+    completion, rc = tmp_path / "home/.bash_completions/shoal.sh", tmp_path / "home/.bashrc"
+    completion.parent.mkdir()
+    completion.touch()
+    rc.write_text(f"alias ll='ls -l'\nsource '{completion}'\n")  # as `shoal --install-completion` does
+    assert execute(["uninstall", "--data-dir", str(folder)]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if f"stays: {rc};" in line]
+    command = told[0].partition("remove it: `")[2].removesuffix("`")
+    subprocess.run(["sh", "-c", command], check=True)
+    assert rc.read_text() == "alias ll='ls -l'\n"
 
 
 @pytest.mark.parametrize("has_lab", [True, False])

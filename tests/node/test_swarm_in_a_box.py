@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.node.outcome import TakesPart
+from shoal.node.outcome import Notice, TakesPart
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state import store as store_module
 from shoal.node.training.trainer_messages import Command, Restore
@@ -61,6 +61,28 @@ def test_founders_that_drew_other_parameters_take_the_first_founders(
     box.run(course)
     assert all(len(value.members) == 3 for value in box.values.values())
     assert caplog.text.count("differ from the first founder's; using theirs") == 2
+
+
+@pytest.mark.parametrize("cut_off", [True, False])
+def test_who_has_no_quorum_blames_nobody_where_its_own_machine_has_no_network(
+    tmp_path: Path, disks: Disks, cut_off: bool
+) -> None:
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(2)
+        alone = box.node(0)
+        alone.cut_off = cut_off
+        for number in (1, 2):
+            box.node(number).cut()
+            await box.node(number).over.wait()
+        await box.until(lambda: alone.engine.phase == "no quorum")
+        (said,) = (told.text for told in alone.told if isinstance(told, Notice) and told.text.startswith("no quorum"))
+        assert ("this machine has no network" in said, "start these members again" in said) == (cut_off, not cut_off)
+        for number in (1, 2):
+            box.start(number, Survival.SYNCED)
+        await box.until_round(alone.round + 1)
+
+    Box(tmp_path, disks).run(course)
 
 
 def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) -> None:

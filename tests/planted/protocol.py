@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 PROTOCOL: tuple[Bug, ...] = (
     bug(
+        "a link is looked for in the first line alone, where a note may stand",
+        "tests/protocol/test_swarm_link.py::test_link_is_found_in_what_was_copied_with_it",
+        "found: list[str] = _LINK.findall(text)",
+        "found: list[str] = _LINK.findall(text.partition('\\n')[0])",
+    ),
+    bug(
         "a newcomer waits for members that are all paused",
         "tests/protocol/test_joining.py::test_joiner_contributes_where_all_members_are_paused_and_they_all_vote",
         "return self.returners if trains else candidates.keys()",

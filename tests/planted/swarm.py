@@ -6,6 +6,36 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "a member without a network says that the others are to be started again",
+        "tests/node/test_swarm_in_a_box.py::test_who_has_no_quorum_blames_nobody_where_its_own_machine_has_no_network",
+        "waits=here.waits_alone, cut_off=here.cut_off)",
+        "waits=here.waits_alone, cut_off=False)",
+    ),
+    bug(
+        "one peer whose clock is wrong has a user set a right one",
+        "tests/node/discovery/test_clocks.py::test_clock_that_is_far_from_most_others_is_told_of",
+        "ahead_s = apart[(len(apart) - 1) // 2] if apart else 0.0",
+        "ahead_s = apart[-1] if apart else 0.0",
+    ),
+    bug(
+        "a node forgets the name that it was given",
+        "tests/node/test_kept_name.py::test_name_that_was_given_once_stays_until_another_is_given",
+        "return kept if is_name(kept) else None",
+        "return None",
+    ),
+    bug(
+        "who is revoked is parted from before it was sent the list",
+        "tests/swarm/test_admission.py::test_revoked_member_is_parted_from_by_all_and_refused_from_then_on",
+        'its admission back", last_word=True)',
+        'its admission back")',
+    ),
+    bug(
+        "a machine without a network offers to forget the others",
+        "tests/swarm/test_places.py::test_member_that_is_heard_through_others_alone_is_not_silent",
+        "return [] if self._host.is_cut_off else self",
+        "return self",
+    ),
+    bug(
         "a member gives to any number of followers",
         "tests/swarm/test_follower_links.py"
         "::test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_never_dials",

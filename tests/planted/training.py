@@ -11,6 +11,12 @@ RANKS = (
 
 TRAINING: tuple[Bug, ...] = (
     bug(
+        "doctor does not look at the size of a policy",
+        "tests/node/test_doctor.py::test_size_of_a_policy_is_known_without_a_node",
+        "        is_policy=manifest.rollouts is not None,",
+        "        is_policy=False,",
+    ),
+    bug(
         "a node that knows its model waits for a loop for ever",
         "tests/node/test_own_loop.py::test_a_node_that_knows_its_model_takes_part_without_a_loop_until_one_attaches",
         "elif not self._announced:",
@@ -194,11 +200,12 @@ TRAINING: tuple[Bug, ...] = (
         "a line on standard input allows the code that it names",
         "tests/cli/test_link.py::test_line_on_standard_input_allows_no_code",
         """
-        link = read_link(sys.stdin) if text == FROM_STDIN else link_in(text)
+    if (link := given_link(str(options.manifest))) is not None:
         """,
         """
-        line = sys.stdin.readline()
-        link, allowed = link_in(line), [*allowed, *line.split()[-1:]]
+    line = sys.stdin.readline()
+    if (link := link_in(line)) is not None:
+        allowed = [*allowed, *line.split()[-1:]]
         """,
     ),
     bug(

@@ -173,7 +173,7 @@ def test_revoked_peer_is_refused_whatever_admits_it() -> None:
         assert rule.take(listed)
         for who in (FOUNDER, GUEST):
             stated = NodeRecord(peer=who.peer_id, boot=1, invite=BOUND)
-            expected = f"the swarm's authority has revoked {who.peer_id}; ask who runs the swarm"
+            expected = f"the swarm's authority has revoked {who.peer_id}"
             assert rule.reason_not_to_join(stated) == rule.reason_not_admitted(stated) == expected
             assert rule.reason_not_to_know(who.peer_id) == expected
 

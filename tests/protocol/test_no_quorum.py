@@ -37,12 +37,15 @@ class Round:
 def test_user_reads_who_is_missing_and_of_nothing_that_takes_a_key_that_most_have_not() -> None:
     members = [PeerId(f"12D3{number}") for number in range(63)]
     help = "if some are gone for good, `shoal status` says what there is"
-    assert no_quorum(members[:2], waits=False) == (
+    assert no_quorum(members[:2], waits=False, cut_off=False) == (
         f"no quorum, training on locally; start these members again: 12D30, 12D31; {help}"
     )
-    told = no_quorum(members, waits=True)
+    told = no_quorum(members, waits=True, cut_off=False)
     assert told.startswith("no quorum, waiting; start these members again: 12D30, 12D31, ")
     assert told.endswith(f"12D35 and 57 more; {help}")
+    assert no_quorum(members, waits=False, cut_off=True) == (
+        "no quorum, training on locally: this machine has no network, and the others may be well"
+    )
 
 
 def advise(

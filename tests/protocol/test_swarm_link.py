@@ -231,12 +231,21 @@ def test_line_is_one_command_for_a_shell_and_gives_its_link_back(workload: str, 
         (LINK.removeprefix("shoal:"), LINK),  # copied without what stands before it; its check tells
         (LINK.removeprefix("shoal:")[:-1], None),
         ("swarm.toml", None),
-        (f"cat {LINK}", None),
+        (f"cat {LINK}", LINK),
+        (
+            f"note: this swarm trains loops: join(model, optimizer, 'shoal:…') takes the link\nshoal run '{LINK}'\n",
+            LINK,
+        ),
+        (f"shoal:cut {LINK}", LINK),  # whole comes before damaged
+        (f"{LINK} shoal:cut", LINK),
+        (f"shoal run '{LINK[:-1]}'", LINK[:-1]),
+        ("folder/shoal:thing.toml", None),
+        (f"folder/{LINK}", None),
         ("shoal run swarm.toml", None),
         ("shoal run 'shoal:", None),
         ("", None),
-        ("shoal run " + "x" * LINE_LIMIT_CHARS + f" {LINK}", None),
+        ("shoal run " + "x" * LINE_LIMIT_CHARS + f" {LINK}", LINK),
     ],
 )
-def test_link_is_found_in_a_line_and_nowhere_else(text: str, link: str | None) -> None:
+def test_link_is_found_in_what_was_copied_with_it(text: str, link: str | None) -> None:
     assert link_in(text) == link

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import trio
 
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import (
     CLOCK_TOLERANCE_S,
@@ -199,6 +199,10 @@ async def test_revoked_member_is_parted_from_by_all_and_refused_from_then_on(adm
             assert node.members.record_of(third.peer) is None
             assert not node.members.admits(third.peer)
             assert f"the swarm's authority has revoked {third.peer}" in await refusal(third, node)
+        await until(lambda: third.says("revoked", third))
+        with pytest.raises(ConfigError, match=f"has revoked {third.peer}; .*`shoal id --rotate`"):
+            third.members.admission.check_own(third.peer)
+        second.members.admission.check_own(second.peer)
         assert founder.members.addresses_of(third.peer) == ()
         for node in (founder, second):
             await until(lambda node=node: third.peer not in node.host.connected())  # type: ignore[misc]

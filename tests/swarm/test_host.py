@@ -684,3 +684,16 @@ def test_only_the_adapter_imports_libp2p_early() -> None:
     code = f"import sys, {modules}; print('libp2p' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)
     assert done.stdout.strip() == "False"
+
+
+async def test_reason_why_nobody_was_reached_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreachable(host: str, port: int) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    peer = Identity.generate().peer_id
+    host = Host(identity=Identity.generate(), listen=())
+    async with running(host):
+        monkeypatch.setattr(transport.trio, "open_tcp_stream", unreachable)
+        with pytest.raises(NetworkError) as refused:
+            await host.dial(f"/ip4/192.0.2.9/tcp/4001/p2p/{peer}", deadline_s=5)
+    assert str(refused.value) == "cannot connect to 192.0.2.9:4001: Network is unreachable"

@@ -19,6 +19,7 @@ from shoal.swarm import dialling as dialling_module
 from shoal.swarm import links as links_module
 from shoal.swarm import members as members_module
 from shoal.swarm import transport
+from shoal.swarm.host import Host
 from shoal.swarm.limits import Door
 from shoal.swarm.links import ENVELOPE_KIND, NoPlaceLeft
 from tests.swarm.quiet import Quiet
@@ -199,6 +200,15 @@ async def test_member_that_is_heard_through_others_alone_is_not_silent(monkeypat
             assert one.members.long_silent([two.peer]) == []
         two.kill()
         await until(lambda: one.members.long_silent([two.peer, between.peer]) == [two.peer])
+        with monkeypatch.context() as offline:
+            offline.setattr(Host, "is_cut_off", True)
+            assert one.members.long_silent([two.peer]) == [], "it may be well where there is a network"
+        one.members.moved(())
+        assert one.members.long_silent([two.peer]) == [two.peer], "it was silent while others were heard"
+        between.kill()
+        await until(lambda: one.linked() == frozenset())
+        one.members.moved(())
+        assert one.members.long_silent([two.peer, between.peer]) == [], "this machine may have had no network"
 
 
 async def test_suspicion_of_a_stranger_is_told_to_who_comes_first_and_itself_alone() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from shoal.node.discovery.alone import REASON_LIMIT_CHARS, Alone
@@ -12,6 +14,7 @@ PEERS = [identity(n).peer_id for n in range(5)]
 HELP = "Start one, open its port (`shoal doctor` tells), or give an address that works: --join, or a fresh `shoal link`"
 TOLD_LIMIT_CHARS = 400
 """Of a line in a terminal, with the time of day before it."""
+alone = partial(Alone, cut_off=False)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +39,7 @@ def test_line_names_whom_what_and_what_helps(
     wanted: int, tried: dict[str, str], in_book: int, locally: bool, publicly: bool, said: str
 ) -> None:
     peers = sorted(PEERS[:wanted])
-    line = Alone(seconds=7.4, wanted=peers, tried=tried, in_book=in_book, locally=locally, publicly=publicly).line
+    line = alone(seconds=7.4, wanted=peers, tried=tried, in_book=in_book, locally=locally, publicly=publicly).line
     assert line.startswith("linked with nobody for 7 s; looked for: " + said.format(*peers))
     assert line.endswith(HELP)
     assert "\n" not in line
@@ -44,13 +47,20 @@ def test_line_names_whom_what_and_what_helps(
 
 def test_line_is_never_long() -> None:
     tried = {str(number): "r" * 500 for number in range(999)}
-    line = Alone(seconds=86_400, wanted=PEERS, tried=tried, in_book=4096, locally=True, publicly=True).line
+    line = alone(seconds=86_400, wanted=PEERS, tried=tried, in_book=4096, locally=True, publicly=True).line
     for peer in PEERS:
         line = line.replace(peer, "n" * NAME_LIMIT_CHARS)
     assert len(f"12:00:00 warning {line}") < TOLD_LIMIT_CHARS
 
 
 def test_long_reason_is_cut() -> None:
-    line = Alone(seconds=7, wanted=PEERS[:1], tried={"a": "r" * 500}, in_book=0, locally=False, publicly=False).line
+    line = alone(seconds=7, wanted=PEERS[:1], tried={"a": "r" * 500}, in_book=0, locally=False, publicly=False).line
     assert "r" * (REASON_LIMIT_CHARS - 1) + "…" in line
     assert "r" * REASON_LIMIT_CHARS not in line
+
+
+def test_machine_without_a_network_blames_nobody() -> None:
+    line = Alone(seconds=7, wanted=PEERS, tried={"a": "b"}, in_book=3, locally=True, publicly=True, cut_off=True).line
+    assert line == (
+        "linked with nobody for 7 s: this machine has no network; once it has one, this node links again by itself"
+    )

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from shoal.node.discovery import finding as finding_module
+from shoal.node.discovery.alone import NO_NETWORK
 from shoal.node.discovery.finding import BOOK_NAME, Finding
 from shoal.node.options import NodeConfig
 from shoal.node.outcome import Notice, Progress
@@ -247,6 +248,10 @@ async def test_node_that_finds_nobody_says_so_and_says_so_again_until_somebody_i
             assert told.text.startswith("linked with nobody for ")
             assert "Tried: nobody listens at 127.0.0.1:" in told.text
         assert newcomer.finding.alerts
+        with monkeypatch.context() as offline:
+            offline.setattr(Host, "is_cut_off", True)
+            (alert,) = newcomer.finding.alerts
+            assert alert.endswith(f" s: {NO_NETWORK}")
         other = Node(2)
         await nursery.start(other.run)
         await newcomer.join(other)

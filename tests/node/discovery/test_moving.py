@@ -21,7 +21,7 @@ class Node:
     """Parts of a node, and all that was done with them, in order."""
 
     def __init__(self) -> None:
-        self.hosts = frozenset({OLD})
+        self.hosts, self.is_cut_off = frozenset({OLD}), False
         self.done: list[object] = []
         self.told = trio.Event()
         self._say, self._heard = trio.open_memory_channel[Heard](1)
@@ -71,7 +71,7 @@ async def test_proofs_are_dropped_before_links_are_made_anew_and_the_user_is_tol
     async with trio.open_nursery() as nursery:
         await nursery.start(Moving(node.parts, [node.reaching_moved], watch=node.watch).run)
         left = [("proofs of", {OLD}), ("lanes from", {OLD}), ("links from", {OLD})]
-        said = moved_text((OLD,), (NEW,), listens=True)
+        said = moved_text((OLD,), (NEW,), listens=True, cut_off=False)
         assert await node.become(NEW) == ["renewed", "renewed", ((OLD,), (NEW,)), said, *left]
         nobodys: list[object] = [("proofs of", set()), ("lanes from", set()), ("links from", set())]
         assert await node.become(NEW, rerouted=True) == ["renewed", "renewed", *nobodys], "nothing to be told"
@@ -79,12 +79,16 @@ async def test_proofs_are_dropped_before_links_are_made_anew_and_the_user_is_tol
 
 
 @pytest.mark.parametrize(
-    ("gone", "come", "listens", "text"),
+    ("gone", "come", "listens", "cut_off", "text"),
     [
-        ((OLD,), (NEW,), True, f"{OLD} is gone, {NEW} is new; links are made anew and the others are told"),
-        ((), (NEW, OLD), True, f"{NEW}, {OLD} are new; the others are told"),
-        ((OLD,), (), False, f"{OLD} is gone; nobody can dial this node: start it with --listen /ip4/0.0.0.0/tcp/0"),
+        ((OLD,), (NEW,), True, False, f"{OLD} is gone, {NEW} is new; links are made anew and the others are told"),
+        ((), (NEW, OLD), True, False, f"{NEW}, {OLD} are new; the others are told"),
+        ((OLD,), (), False, False, f"{OLD} is gone; nobody can dial this node: start it with --listen /ip4/0.0.0.0/"),
+        ((OLD,), (), True, True, f"{OLD} is gone; this machine has no network; once it has one, this node links again"),
     ],
 )
-def test_user_reads_what_changed(gone: tuple[str, ...], come: tuple[str, ...], listens: bool, text: str) -> None:
-    assert moved_text(gone, come, listens=listens).startswith(f"this machine's addresses changed: {text}")
+def test_user_reads_what_changed(
+    gone: tuple[str, ...], come: tuple[str, ...], listens: bool, cut_off: bool, text: str
+) -> None:
+    told = moved_text(gone, come, listens=listens, cut_off=cut_off)
+    assert told.startswith(f"this machine's addresses changed: {text}")

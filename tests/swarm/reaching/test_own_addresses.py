@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 import struct
+from types import SimpleNamespace
 
 import pytest
 import trio
 
+from shoal.protocol.identity import Identity
+from shoal.swarm.host import Host
 from shoal.swarm.reaching import networks, own_addresses
 from shoal.swarm.reaching.networks import bound_hosts
 from shoal.swarm.reaching.own_addresses import POLL_S, SETTLE_S, AddressChange, Heard, OwnAddresses, Poll, heard_in
@@ -138,3 +141,27 @@ def test_what_listens_at_an_address_that_is_gone_is_nowhere(monkeypatch: pytest.
     monkeypatch.setattr(networks, "interface_hosts", lambda family: [CAFE] if family == socket.AF_INET else ["::7"])
     assert [bound_hosts(host) for host in ("0.0.0.0", "::", CAFE, HOME)] == [[CAFE], ["::7"], [CAFE], []]
     assert bound_hosts("127.0.0.2") == ["127.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    ("up", "addresses", "has_network"),
+    [
+        (True, ["127.0.0.1", "::1", HOME], True),
+        (True, ["2001:db8::5", "fe80::1%eth0"], True),
+        (True, ["127.0.0.1", "::1", "169.254.3.4", "fe80::1%eth0"], False),
+        (False, [HOME], False),  # its cable is out
+        (True, [], False),
+    ],
+)
+def test_machine_has_a_network_where_an_interface_that_is_up_has_an_address_for_others(
+    monkeypatch: pytest.MonkeyPatch, up: bool, addresses: list[str], has_network: bool
+) -> None:
+    families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in addresses]
+    entries = [SimpleNamespace(family=family, address=host) for family, host in zip(families, addresses, strict=True)]
+    monkeypatch.setattr(networks.psutil, "net_if_stats", lambda: {"eth0": SimpleNamespace(isup=up)})
+    monkeypatch.setattr(networks.psutil, "net_if_addrs", lambda: {"eth0": entries, "gone": entries})
+    assert networks.has_network() is has_network
+    beyond, within = (
+        Host(identity=Identity.generate(), listen=[f"/ip4/{at}/tcp/0"]) for at in ("0.0.0.0", "127.0.0.1")
+    )
+    assert (beyond.is_cut_off, within.is_cut_off) == (not has_network, False)

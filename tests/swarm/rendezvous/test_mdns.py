@@ -110,17 +110,20 @@ async def test_discovery_that_is_never_there_holds_nobody_up(
     assert "cannot be found (not there within 0.05 s); peers must be named by address" in record.message
 
 
+@pytest.mark.parametrize(
+    ("error", "why"), [(OSError(errno.ENODEV, "No such device"), "[Errno 19] No such device"), (OSError(), "OSError")]
+)
 def test_discovery_without_multicast_warns_once_and_returns(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: OSError, why: str
 ) -> None:
     def refuse(**_: object) -> None:
-        raise OSError(errno.ENODEV, "No such device")
+        raise error
 
     monkeypatch.setattr(mdns, "Zeroconf", refuse)
     with caplog.at_level(logging.WARNING):
         trio.run(discovery(5, "dd" * 32).run)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "peers must be named by address" in caplog.records[0].message
+    assert f"cannot be found ({why}); peers must be named by address" in caplog.records[0].message
 
 
 def test_what_zeroconf_reports_of_an_address_that_went_is_one_line_without_a_traceback(
