@@ -10,7 +10,6 @@ This module does not import torch: the daemon can use it.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import inspect
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from shoal.node.pipe import one_line
 from shoal.node.training.trainer_messages import Assignment, Scalar
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -193,7 +192,7 @@ def _installed_class(name: str) -> Callable[..., object]:
     known = installed_workloads()
     if name not in known:
         raise ConfigError(
-            f"unknown workload {name!r}{_nearest(name, known)}; installed are {', '.join(known)}, "
+            f"unknown workload {name!r}{did_you_mean(name, known)}; installed are {', '.join(known)}, "
             "and your own is named module:Class"
         )
     (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
@@ -219,9 +218,8 @@ def _import_class(path: str, shown: str | None = None) -> Callable[..., object]:
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(
-            f"module {module_name!r} has no class {class_name!r}{_nearest(class_name, classes, '; correct it')}"
-        )
+        hint = did_you_mean(class_name, classes, "; correct it")
+        raise ConfigError(f"module {module_name!r} has no class {class_name!r}{hint}")
     return found
 
 
@@ -236,7 +234,8 @@ def _check_options(
     known = [key for key in parameters if key != "data"]
     for key in options:
         if key not in parameters and not open_ended:
-            raise ConfigError(f"workload {name!r} has no option {key!r}{_nearest(key, known, '; remove it')}")
+            hint = did_you_mean(key, known, "; remove it")
+            raise ConfigError(f"workload {name!r} has no option {key!r}{hint}")
     arguments = dict(options)
     if "data" in parameters:
         if data is not None:
@@ -248,8 +247,3 @@ def _check_options(
     except TypeError as error:
         raise ConfigError(f"workload {name!r}: {error} among its options; correct them") from error
     return arguments
-
-
-def _nearest(given: str, known: tuple[str, ...] | list[str], otherwise: str = "") -> str:
-    close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else otherwise
