@@ -39,6 +39,7 @@ __all__ = [
     "batches_from",
     "installed_workloads",
     "load_workload",
+    "loss_of",
 ]
 
 GROUP = "shoal.workloads"
@@ -135,6 +136,18 @@ def batches_from(workload: Workload, assignment: Assignment, drawn: int) -> Iter
     return batches
 
 
+def loss_of(workload: Workload, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+    """Return the mean loss of a batch, and what it weighs. Raises ConfigError where `loss` returns something else."""
+    found: object = workload.loss(model, batch)
+    if isinstance(found, tuple) and len(found) == 2 and getattr(found[0], "numel", int)() == 1:
+        return found[0], int(found[1])
+    parts = [type(part).__name__ for part in (found if isinstance(found, tuple) else (found,))]
+    raise ConfigError(
+        f"{type(workload).__name__}.loss() returned {' and '.join(parts)}; correct it, to return the mean loss, a "
+        "tensor of one value, and how many tokens or samples it weighs"
+    )
+
+
 class WorkloadError(ConfigError):
     """The workload raised: `str()` is one line, `traceback` the whole text."""
 
@@ -158,7 +171,7 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     factory = class_of(name)
     for method in METHODS:
         if not callable(getattr(factory, method, None)):
-            raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {METHODS}")
+            raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {', '.join(METHODS)}")
     arguments = _check_options(name, factory, options, data)
     try:
         workload = factory(**arguments)
@@ -245,5 +258,7 @@ def _check_options(
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"workload {name!r}: {error} among its options; correct them") from error
+        raise ConfigError(
+            f"workload {name!r}: {error}; give it in [workload.options], or a default in __init__"
+        ) from None
     return arguments

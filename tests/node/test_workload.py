@@ -81,7 +81,8 @@ def test_unknown_option_is_answered_with_the_nearest(own_module: str) -> None:
 
 
 def test_missing_option_is_named(own_module: str) -> None:
-    assert "'size'" in complaint(f"{own_module}:Own")
+    text = complaint(f"{own_module}:Own")
+    assert text.endswith("'size'; give it in [workload.options], or a default in __init__")
 
 
 def test_syntax_error_is_to_be_corrected(own_module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
