@@ -174,6 +174,7 @@ def serve(descriptor: int, make_rounds: MakeRounds) -> int:
             raise LocalError(f"{type(begin).__name__} before Begin")
         source = TaskSource(choices_of(begin))
         with Scorer(source) as scorer:
+            scorer.check()
             make_rounds(begin, line, source, scorer)
     except Stopped:
         return 0

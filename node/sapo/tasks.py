@@ -279,7 +279,10 @@ class TaskTable:
         """Return the task of a seed: which kind it is of follows from it, by the weights."""
         digest = blake3.blake3(_FAMILY_DOMAIN + seed.to_bytes(8, "big")).digest(length=16)
         place = int.from_bytes(digest, "big") % self._cumulative[-1]
-        kind = self.kinds[bisect_right(self._cumulative, place)]
+        return self.of_kind(self.kinds[bisect_right(self._cumulative, place)], seed=seed, index=index)
+
+    def of_kind(self, kind: TaskKind, *, seed: int, index: int) -> TaskRef:
+        """Return the task of a kind that a seed makes."""
         return TaskRef(family=kind.family, version=kind.version, config=kind.config, seed=seed, index=index)
 
 
