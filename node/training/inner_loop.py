@@ -129,7 +129,7 @@ class Replica:
         self._batches: Iterator[Any] = iter(())
         self._drawn = 0  # batches of the assignment
         self._exhausted = False  # it has no more; who asks again gets them from the first one
-        self._told_of_end = False  # its user was
+        self._told: set[str] = set()  # what its user was warned of
         self._nonfinite_steps = 0
         self._restored: _Restored | None = None
         self._read: Sequence[torch.cuda.Event] = ()  # what the optimizer knows is being copied until then
@@ -257,9 +257,8 @@ class Replica:
             self._open_stream(order.assignment)
             batch = next(self._batches, None)
         self._exhausted = batch is None
-        if batch is None and self._drawn and not self._told_of_end:
-            self._told_of_end = True
-            logger.warning("batches() ended after %d, and begins anew: it should not end by itself", self._drawn)
+        if batch is None and self._drawn:
+            self._warn_once("batches() ended after %s, and begins anew: it should not end by itself", self._drawn)
         if batch is not None:
             self._drawn += 1
             self._order_steps += 1
@@ -355,8 +354,13 @@ class Replica:
         finally:
             self._flat.scatter(local)
         if not math.isfinite(value):
-            logger.warning(NOT_FINITE, value)
+            self._warn_once(NOT_FINITE, value)
         return value
+
+    def _warn_once(self, text: str, value: float) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning(text, value)
 
     def _measure(self, sampler: Sampler | None) -> float:
         """The workload's metric of the parameters as they are."""
