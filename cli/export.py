@@ -46,7 +46,7 @@ def export(options: ExportOptions) -> None:
         beside = _export_own_format(own, model, options)
     except ConfigError as error:
         name = in_one_line(own.workload.name)
-        raise ConfigError(f"{error}; for the format of {name!r} beside it, export again with --force") from None
+        raise ConfigError(f"the format of {name!r} is not beside it: {error}; export again with --force then") from None
     if beside:
         typer.echo(f"wrote the format of {in_one_line(own.workload.name)!r} beside it")
 

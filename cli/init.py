@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ import typer
 from shoal.cli.options import AUTHORITY_KEY_NAME, NODE_KEY_NAME, Strategy
 from shoal.node.option import Option
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, did_you_mean
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, OptimizerName, RoundSection, render_manifest, validate_manifest
 from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE, DEFAULT_POLICY, DEFAULT_ROLLOUTS
@@ -191,9 +190,8 @@ def _check_workload(name: str) -> None:
     known = sorted({*installed_workloads(), *installed_policies(), OWN_LOOP})
     if ":" in name or name in known:
         return
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"installed are {', '.join(known)}"
-    raise ConfigError(f"--workload: {name!r} is not installed here; {hint}")
+    hint = did_you_mean(name, known, f"; installed are {', '.join(known)}")
+    raise ConfigError(f"--workload: {name!r} is not installed here{hint}")
 
 
 def _tasks_told(manifest: Manifest) -> str:

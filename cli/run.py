@@ -25,7 +25,7 @@ from shoal.node.loops.loop_messages import OWN_LOOP, join_call
 from shoal.node.option import check_options, given_options
 from shoal.node.options import SHARING, NodeConfig, NodeOptions
 from shoal.node.outcome import Outcome, Progress
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, did_you_mean
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.manifest_workload import check_workload_allowed
@@ -183,7 +183,6 @@ def _check_shares_nothing(manifest: Manifest, options: RunOptions) -> None:
 
 def _check_agent(manifest: Manifest, options: RunOptions) -> None:
     from shoal.node.sapo.policies import installed_policies
-    from shoal.node.sapo.tasks import nearest
 
     if options.engine is not None and options.rollouts != "sample":
         raise ConfigError("--engine: only a sampler can do without a policy; add --rollouts sample, or leave it out")
@@ -196,7 +195,7 @@ def _check_agent(manifest: Manifest, options: RunOptions) -> None:
     if manifest.workload.name not in policies:
         raise ConfigError(
             f"with a section [rollouts] [workload] names a policy, and {manifest.workload.name!r} is none"
-            f"{nearest(manifest.workload.name, policies)}; installed are {', '.join(policies)}"
+            f"{did_you_mean(manifest.workload.name, policies)}; installed are {', '.join(policies)}"
         )
     if options.accumulate != 1:
         raise ConfigError("--accumulate: an agent that shares rollouts trains on groups, not on batches; leave it out")

@@ -25,7 +25,7 @@ from typing import IO, Generic, TypeVar
 
 import trio
 
-from shoal.node.pipe import EXIT_RANK_DIED, READ_BYTES, Failed, Framing, Message, Stop, frame_of
+from shoal.node.pipe import EXIT_RANK_DIED, READ_BYTES, SEVERITIES, Failed, Framing, Message, Stop, frame_of
 
 SEND_DEADLINE_S = 30.0
 REAP_DEADLINE_S = 2.0
@@ -264,10 +264,15 @@ async def _log_lines(output: trio.abc.ReceiveStream, logger: logging.Logger) -> 
             line += data
             while (end := line.find(b"\n")) >= 0 or len(line) > LOG_LINE_LIMIT_BYTES:
                 cut = min(end if end >= 0 else LOG_LINE_LIMIT_BYTES, LOG_LINE_LIMIT_BYTES)
-                logger.info("%s", line[:cut].decode(errors="replace"))
+                _log_line(line[:cut].decode(errors="replace"), logger)
                 del line[: cut + (cut == end)]
     if line:
-        logger.info("%s", line.decode(errors="replace"))
+        _log_line(line.decode(errors="replace"), logger)
+
+
+def _log_line(text: str, logger: logging.Logger) -> None:
+    level = next((level for level, severity in SEVERITIES.items() if text.startswith(severity)), logging.INFO)
+    logger.log(level, "%s", text.removeprefix(SEVERITIES.get(level, "")))
 
 
 def _describe_exit(status: int | None) -> str:

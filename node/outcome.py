@@ -26,6 +26,7 @@ class PhaseChanged:
 
 TRAINING_LOSS: Final = "training loss"
 HELD_OUT_LOSS: Final = "held-out loss"
+NOT_FINITE: Final = "evaluate() returned %s, which is no loss: correct it, or lower the learning rate"
 """The metrics of a loop of the user's own, without an evaluation and with one. More words may follow."""
 
 

@@ -63,7 +63,7 @@ from shoal.node.loops.rank_group import (
     world_size,
 )
 from shoal.node.options import DEFAULT_DATA_DIR
-from shoal.node.outcome import HELD_OUT_LOSS, TRAINING_LOSS
+from shoal.node.outcome import HELD_OUT_LOSS, NOT_FINITE, TRAINING_LOSS
 from shoal.node.pipe import Pause, Resume, Stop
 from shoal.node.training.accounts import Accounts, Flat
 from shoal.node.training.flat_parameters import FlatParameters
@@ -183,6 +183,8 @@ class Swarm:
                 self._join()
         except BaseException as error:
             self._end(failed=isinstance(error, Exception))
+            if isinstance(error, ShoalError) and not isinstance(error, LocalError):
+                raise error.with_traceback(None) from None  # its line says all: no frames of ours below the user's own
             raise
         self._steps.begin()
         self._tally = Tally()
@@ -376,6 +378,8 @@ class Swarm:
         if not self._overlapping:
             self._order = None
         self._snapshots.withdraw()
+        if not written.tokens:
+            logger.warning("step(tokens=0) weighs nothing: give what each of the %d steps was made on", tally.steps)
         client.send(
             Contribution(
                 number=written.number,
@@ -569,6 +573,8 @@ class Swarm:
                     value = float(self._evaluate(self._model))
                 self.held_out = value = self._ranks.mean(value)
                 self._held_out_round = self.round
+                if not math.isfinite(value):
+                    logger.warning(NOT_FINITE, value)
             finally:
                 self._flat.scatter(local)
         if value is not None:

@@ -9,12 +9,12 @@ as a wrong number. Which messages there are is said beside whom they are for (`t
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
 import socket
 import struct
-import sys
 import threading
 import traceback
 from collections import deque
@@ -24,6 +24,7 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
+from shoal.node.own_frames import own_place, own_traceback
 from shoal.protocol.errors import ConfigError, LocalError
 
 FRAME_LIMIT_BYTES = 4 << 20
@@ -38,6 +39,11 @@ EXIT_CONFUSED = 4
 EXIT_FAILED = 5
 EXIT_RANK_DIED = 6
 """Exit code of a child that exits because another process of its own has died."""
+SEVERITIES = {logging.ERROR: "<3>", logging.WARNING: "<4>"}
+"""How a line on stderr says that it is more than what was printed.
+
+Source: sd-daemon(3).
+"""
 
 _LENGTH = struct.Struct(">I")
 
@@ -183,6 +189,7 @@ class ParentPipe(Generic[Order]):
         lends: see `FrameSocket`.
         """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _log_to_parent()
         self._socket = FrameSocket(socket.socket(fileno=descriptor), lends=lends)
         self._unpack = unpack
         self._who = who
@@ -222,10 +229,24 @@ class ParentPipe(Generic[Order]):
         except OSError:
             pass
         except Exception as error:  # whatever it is: nobody reads orders after it
-            told = f"{self._who}: the daemon's orders cannot be followed: {one_line(error)}"
-            print(told, file=sys.stderr, flush=True)
+            logging.error("%s: the daemon's orders cannot be followed: %s", self._who, one_line(error))
             os._exit(EXIT_CONFUSED)
         os._exit(EXIT_ORPHANED)
+
+
+class _OneLine(logging.Formatter):
+    """One line a record, whatever is in it, with its severity."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        severity = SEVERITIES.get(record.levelno, "")
+        return f"{severity}{' '.join(record.getMessage().split())}"
+
+
+def _log_to_parent() -> None:
+    """Have what this process logs go to stderr, from where the parent logs it; a process with handlers keeps them."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine())
+    logging.basicConfig(handlers=[handler])
 
 
 def one_line(error: BaseException) -> str:
@@ -235,11 +256,18 @@ def one_line(error: BaseException) -> str:
 
 
 def describe(error: Exception) -> Failed:
-    """Turn an exception into what a person is shown: one line, and the traceback of the user's error."""
-    summary = str(error) if isinstance(error, ConfigError) else one_line(error)
-    text = "".join(traceback.format_exception(error))
-    return Failed(
-        summary=summary[:SUMMARY_LIMIT_CHARS],
-        traceback=text[-TRACEBACK_LIMIT_CHARS:],
-        configuration=isinstance(error, ConfigError) and error.__cause__ is None,
-    )
+    """Turn an exception into what a person is shown: one line, and the user's own frames that it came through.
+
+    One that came through none is Shoal's to explain, by its whole traceback; of a ConfigError the line says all.
+    """
+    if isinstance(error, ConfigError):
+        text = "" if error.__cause__ is None else own_traceback(error.__cause__)
+        return Failed(
+            summary=str(error)[:SUMMARY_LIMIT_CHARS], traceback=text[-TRACEBACK_LIMIT_CHARS:], configuration=not text
+        )
+    summary, text = one_line(error), own_traceback(error)
+    if text:
+        remedy = f"{own_place(error.__traceback__)}; correct it, and start this node again: it goes on where it was"
+        summary = f"{summary[: SUMMARY_LIMIT_CHARS - len(remedy)]}{remedy}"
+    text = text or "".join(traceback.format_exception(error))
+    return Failed(summary=summary[:SUMMARY_LIMIT_CHARS], traceback=text[-TRACEBACK_LIMIT_CHARS:])

@@ -10,7 +10,6 @@ This module does not import torch: the daemon can use it.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import inspect
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from shoal.node.pipe import one_line
 from shoal.node.training.trainer_messages import Assignment, Scalar
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +39,7 @@ __all__ = [
     "batches_from",
     "installed_workloads",
     "load_workload",
+    "loss_of",
 ]
 
 GROUP = "shoal.workloads"
@@ -136,6 +136,18 @@ def batches_from(workload: Workload, assignment: Assignment, drawn: int) -> Iter
     return batches
 
 
+def loss_of(workload: Workload, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
+    """Return the mean loss of a batch, and what it weighs. Raises ConfigError where `loss` returns something else."""
+    found: object = workload.loss(model, batch)
+    if isinstance(found, tuple) and len(found) == 2 and getattr(found[0], "numel", int)() == 1:
+        return found[0], int(found[1])
+    parts = [type(part).__name__ for part in (found if isinstance(found, tuple) else (found,))]
+    raise ConfigError(
+        f"{type(workload).__name__}.loss() returned {' and '.join(parts)}; correct it, to return the mean loss, a "
+        "tensor of one value, and how many tokens or samples it weighs"
+    )
+
+
 class WorkloadError(ConfigError):
     """The workload raised: `str()` is one line, `traceback` the whole text."""
 
@@ -159,7 +171,7 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     factory = class_of(name)
     for method in METHODS:
         if not callable(getattr(factory, method, None)):
-            raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {METHODS}")
+            raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {', '.join(METHODS)}")
     arguments = _check_options(name, factory, options, data)
     try:
         workload = factory(**arguments)
@@ -193,7 +205,7 @@ def _installed_class(name: str) -> Callable[..., object]:
     known = installed_workloads()
     if name not in known:
         raise ConfigError(
-            f"unknown workload {name!r}{_nearest(name, known)}; installed are {', '.join(known)}, "
+            f"unknown workload {name!r}{did_you_mean(name, known)}; installed are {', '.join(known)}, "
             "and your own is named module:Class"
         )
     (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
@@ -219,9 +231,8 @@ def _import_class(path: str, shown: str | None = None) -> Callable[..., object]:
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(
-            f"module {module_name!r} has no class {class_name!r}{_nearest(class_name, classes, '; correct it')}"
-        )
+        hint = did_you_mean(class_name, classes, "; correct it")
+        raise ConfigError(f"module {module_name!r} has no class {class_name!r}{hint}")
     return found
 
 
@@ -236,7 +247,8 @@ def _check_options(
     known = [key for key in parameters if key != "data"]
     for key in options:
         if key not in parameters and not open_ended:
-            raise ConfigError(f"workload {name!r} has no option {key!r}{_nearest(key, known, '; remove it')}")
+            hint = did_you_mean(key, known, "; remove it")
+            raise ConfigError(f"workload {name!r} has no option {key!r}{hint}")
     arguments = dict(options)
     if "data" in parameters:
         if data is not None:
@@ -246,10 +258,7 @@ def _check_options(
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"workload {name!r}: {error} among its options; correct them") from error
+        raise ConfigError(
+            f"workload {name!r}: {error}; give it in [workload.options], or a default in __init__"
+        ) from None
     return arguments
-
-
-def _nearest(given: str, known: tuple[str, ...] | list[str], otherwise: str = "") -> str:
-    close = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else otherwise

@@ -10,6 +10,9 @@ The type answers the one question that decides what happens next:
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class ShoalError(Exception):
     """Base of all errors raised on purpose."""
@@ -44,3 +47,16 @@ class StorageError(ConfigError):
 
 class DiskFull(StorageError):
     """A disk has no room left: it may have some later, so a run that ends with it is worth another start."""
+
+
+def nearest(given: str, known: Iterable[str], *, cutoff: float = 0.5) -> str | None:
+    """Return the one of `known` that may be meant by `given`, or None; cutoff: how alike they are at least, 0 to 1."""
+    named = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(given.lower(), named, n=1, cutoff=cutoff)
+    return named[found[0]] if found else None
+
+
+def did_you_mean(given: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return `; did you mean 'NAME'?` for the end of an error, or `otherwise` where no name is near."""
+    near = nearest(given, known)
+    return otherwise if near is None else f"; did you mean {near!r}?"

@@ -14,7 +14,6 @@ which is also the comment that `shoal init` writes above it and its row in the p
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,7 +22,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from shoal.protocol.errors import ConfigError, RemoteError, StorageError
+from shoal.protocol.errors import ConfigError, RemoteError, StorageError, nearest
 from shoal.protocol.identity import PeerId, parse_peer_id
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
 from shoal.protocol.manifest_sync import SyncSection
@@ -475,9 +474,9 @@ def load_manifest(path: Path | str) -> Manifest:
 def _instead_of(path: Path) -> str:
     """Return what a user may have meant by a path where nothing is; a swarm of one's own is the last of it."""
     beside = {other.stem: other for other in sorted(path.parent.glob("*.toml"))}
-    near = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.7)
-    if near:
-        return f"; did you mean {beside[near[0]]}?"
+    near = nearest(path.stem, beside, cutoff=0.7)
+    if near is not None:
+        return f"; did you mean {beside[near]}?"
     return "; check the path, or give the link of a swarm, shoal:…; `shoal init` founds one of your own"
 
 

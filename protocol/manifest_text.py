@@ -6,19 +6,18 @@ Everything here is driven by the structs themselves. A field's `Meta(description
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.errors import ConfigError, LocalError, did_you_mean
 from shoal.protocol.manifest_withdrawn import is_gone
 
 LINE_CHARS = 100
@@ -45,14 +44,16 @@ def refuse_unknown_keys(raw: dict[str, Any], root: type[msgspec.Struct], source:
     for section, table in raw.items():
         if section not in sections:
             what = f"[{section}]" if isinstance(table, dict) else f"key {section!r} outside any section"
-            raise ConfigError(f"{source}: unknown {what}{_nearest(section, sections)}")
+            hint = did_you_mean(section, sections, f"; it knows {', '.join(sections)}")
+            raise ConfigError(f"{source}: unknown {what}{hint}")
         if not isinstance(table, dict):
             continue  # its type is wrong; conversion says so
         fields = sections[section].__struct_fields__
         for key in table:
             if key not in fields:
                 known = [name for name in fields if not is_gone(section, name)]
-                raise ConfigError(f"{source}: [{section}] unknown key {key!r}{_nearest(key, known)}")
+                hint = did_you_mean(key, known, f"; it knows {', '.join(known)}")
+                raise ConfigError(f"{source}: [{section}] unknown key {key!r}{hint}")
 
 
 def refuse_non_finite(tables: dict[str, Any]) -> None:
@@ -62,13 +63,6 @@ def refuse_non_finite(tables: dict[str, Any]) -> None:
             for number in value if isinstance(value, list) else (value,):
                 if isinstance(number, float) and not math.isfinite(number):
                     raise ValueError(f"Expected a finite number - at `$.{section}.{key}`")
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?`, or what there is if nothing is near."""
-    known = list(known)
-    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; it knows {', '.join(known)}"
 
 
 def explain_validation(message: str, root: type[msgspec.Struct], source: str) -> str:

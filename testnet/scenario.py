@@ -17,7 +17,6 @@ What is done to links (`partition`, `slow`, an `[[uplink]]` that nodes share) ne
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -25,7 +24,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from shoal.protocol.errors import ConfigError, LocalError, StorageError
+from shoal.protocol.errors import ConfigError, LocalError, StorageError, did_you_mean
 from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
 from shoal.protocol.manifest_workload import Option
 from shoal.protocol.strategies.strategy import Strategy
@@ -346,9 +345,8 @@ def _refuse_unknown(table: dict[str, Any], known: Iterable[str], where: str) -> 
     known = sorted(known)
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+            hint = did_you_mean(key, known, f"; it knows {', '.join(known)}")
+            raise ConfigError(f"{where}: unknown key {key!r}{hint}")
 
 
 def _keys(of: type[msgspec.Struct]) -> tuple[str, ...]:

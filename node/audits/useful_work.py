@@ -18,7 +18,7 @@ import torch
 from shoal.collectives.codecs import F32
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.micro_batches import to_device
-from shoal.node.workload import Assignment, Workload
+from shoal.node.workload import Assignment, Workload, loss_of
 from shoal.protocol.errors import LocalError
 
 BATCHES = 2
@@ -67,5 +67,5 @@ class WorkMeter:
     @torch.no_grad()
     def _loss(self, parameters: F32, batches: list[Any]) -> float:
         self._flat.scatter(torch.from_numpy(np.array(parameters)))
-        losses = [self._workload.loss(self._model, to_device(batch, self._device)) for batch in batches]
+        losses = [loss_of(self._workload, self._model, to_device(batch, self._device)) for batch in batches]
         return sum(float(loss) * count for loss, count in losses) / sum(count for _, count in losses)

@@ -259,6 +259,7 @@ def _start(
     command += ["--loop-patience", str(ORPHAN_TIMEOUT_S), *options]
     for address in peers:
         command += ["--join", address]
+    logger.info("starting a node on %s", data_dir)
     with (data_dir / LOG_NAME).open("ab") as log, TemporaryFile() as source:
         source.write((link or "").encode() + b"\n")
         source.seek(0)

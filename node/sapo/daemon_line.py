@@ -6,6 +6,7 @@ an engine and needs no tensors. This module does not import torch.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -41,6 +42,9 @@ ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
 """More than a delivery, which is the most that waits to be read."""
 WORTH_LEAST_S: Final = 1.0
 """Others' groups are waited for so long in any case: a machine that is busy answers in that."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
@@ -108,7 +112,7 @@ class DaemonSharing:
                 encoded = encode_group(rollout)
                 announcement = announce_group(rollout, encoded, group.rewards)
             except LocalError as error:
-                print(f"agent: a group is not shared: {error}", file=sys.stderr, flush=True)
+                logger.warning("a group is not shared: %s", error)
                 continue
             self._judge.note_own(group.texts)
             self._line.send(Made(announcement=announcement, group=encoded, rewards=group.rewards))
@@ -170,6 +174,7 @@ def serve(descriptor: int, make_rounds: MakeRounds) -> int:
             raise LocalError(f"{type(begin).__name__} before Begin")
         source = TaskSource(choices_of(begin))
         with Scorer(source) as scorer:
+            scorer.check()
             make_rounds(begin, line, source, scorer)
     except Stopped:
         return 0

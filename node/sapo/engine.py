@@ -114,6 +114,8 @@ def running_agent(threads: int, *, program: Sequence[str] = PROGRAM) -> Abstract
 class RolloutParts:
     """The parts that the engine works with; folder: of this node's groups and of its agent's files.
 
+    on_speed: is told how many tokens a second the agent drew in a round.
+
     averages: the agent is the training loop of a node whose rounds average the policies. Its rounds have no end of
     their own then, and it may wait for the swarm for as long as that takes.
     """
@@ -127,6 +129,7 @@ class RolloutParts:
     folder: Path
     events: EventLog
     on_progress: Callable[[Progress], None]
+    on_speed: Callable[[float], None]
     averages: bool = False
 
 
@@ -556,6 +559,7 @@ class RolloutEngine:
             )
         )
         self._taking_s = 0.0
+        self._p.on_speed(done.generated_tokens / done.seconds if done.seconds else 0.0)
         self._p.on_progress(
             RoundShared(
                 round=self.state_round,

@@ -13,8 +13,8 @@ import msgspec
 
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.gym_families import OFFERED, REFUSED
-from shoal.node.sapo.tasks import Config, TaskChoice, TaskFamily, TaskSource, nearest
-from shoal.protocol.errors import ConfigError
+from shoal.node.sapo.tasks import Config, TaskChoice, TaskFamily, TaskSource
+from shoal.protocol.errors import ConfigError, did_you_mean
 
 __all__ = ["GROUP", "TaskSettings", "installed_families", "load_family", "load_source"]
 
@@ -41,7 +41,7 @@ def load_family(name: str) -> TaskFamily:
     if name not in installed:
         own = ", ".join(installed) or "none"
         raise ConfigError(
-            f"unknown task family {name!r}{nearest(name, (*OFFERED, *installed))}; "
+            f"unknown task family {name!r}{did_you_mean(name, (*OFFERED, *installed))}; "
             f"reasoning-gym's are offered by name, and your own by the entry-point group {GROUP!r} (installed: {own})"
         )
     (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)

@@ -28,8 +28,8 @@ import blake3
 
 from shoal.node.sapo.gym_families import EASY, LIMITS, OFFERED, REFUSED
 from shoal.node.sapo.scorers import ANSWER_LIMIT_CHARS, SCORERS, SCORERS_VERSION
-from shoal.node.sapo.tasks import Config, Task, TaskFamily, answer_in, nearest, pack_config
-from shoal.protocol.errors import ConfigError, LocalError
+from shoal.node.sapo.tasks import Config, Task, TaskFamily, answer_in, pack_config
+from shoal.protocol.errors import ConfigError, LocalError, did_you_mean
 
 __all__ = ["GymFamily"]
 
@@ -63,7 +63,7 @@ class GymFamily(TaskFamily):
             )
         if name not in OFFERED:
             raise ConfigError(
-                f"reasoning-gym has no task family {name!r}{nearest(name, OFFERED)}; choose one that it has"
+                f"reasoning-gym has no task family {name!r}{did_you_mean(name, OFFERED)}; choose one that it has"
             )
         self.name = name
         self.scoring = "direct" if name in SCORERS else "sandbox"
@@ -94,7 +94,7 @@ class GymFamily(TaskFamily):
         for key, value in config.items():
             if key not in fields:
                 raise ConfigError(
-                    f"task family {self.name!r} has no setting {key!r}{nearest(key, fields)}; "
+                    f"task family {self.name!r} has no setting {key!r}{did_you_mean(key, fields)}; "
                     f"it has {', '.join(fields)}"
                 )
             choices = typing.get_args(hints[key]) if typing.get_origin(hints[key]) is typing.Literal else ()

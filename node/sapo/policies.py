@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from shoal.node.sapo.tasks import nearest
 from shoal.node.training.trainer_messages import Scalar
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from shoal.node.sapo.policy import Policy
@@ -70,7 +69,7 @@ def load_policy(name: str, options: Mapping[str, Scalar]) -> PolicyFactory:
     for key in options:
         if key not in known:
             raise ConfigError(
-                f"policy {name!r} has no option {key!r}{nearest(key, known)}; it has {', '.join(known) or 'none'}"
+                f"policy {name!r} has no option {key!r}{did_you_mean(key, known)}; it has {', '.join(known) or 'none'}"
             )
     try:
         made = factory(**options)
@@ -95,8 +94,8 @@ def _installed(name: str) -> str:
         return point.value
     known = installed_policies()
     raise ConfigError(
-        f"unknown policy {name!r}{nearest(name, known)}; installed are {', '.join(known)}, and your own belongs into "
-        f"the entry-point group {GROUP}"
+        f"unknown policy {name!r}{did_you_mean(name, known)}; installed are {', '.join(known)}, and your own belongs "
+        f"into the entry-point group {GROUP}"
     )
 
 

@@ -7,7 +7,6 @@ the process is lost. Its answers are checked like a stranger's. Nothing here rai
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import subprocess
@@ -22,10 +21,9 @@ from shoal.node.pipe import decode_frame
 from shoal.node.sapo import sandbox_process
 from shoal.node.sapo.sandbox_process import Begin, Failed, FamilyPlace, Ready, Reply, Score, Scored
 from shoal.node.sapo.sandbox_support import environment
+from shoal.node.sapo.scorer_faults import Faults
 from shoal.node.sapo.tasks import Task, TaskFamily
 from shoal.protocol.errors import ConfigError, LocalError
-
-logger = logging.getLogger(__name__)
 
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
@@ -35,6 +33,8 @@ TASK_LIMIT_S = 10.0
 """Time for all texts of one task together; those that it does not reach are not scored."""
 MAKE_LIMIT_S = 20.0
 """Time for making a task."""
+WARM_UP_LIMIT_S = 15.0
+"""A part of that, for what a family imports when it scores first; one that never answers is told of by its texts."""
 START_LIMIT_S = 120.0
 PROCESS_LIMIT_TASKS = 20_000
 """After so many a process is replaced: what libraries keep for themselves does not add up."""
@@ -53,12 +53,16 @@ class Sandbox:
         locked: bool = True,
         text_limit_s: float = TEXT_LIMIT_S,
         task_limit_s: float = TASK_LIMIT_S,
+        faults: Faults | None = None,
     ) -> None:
+        self._families = {one.name: one for one in families}
+        self._faults = faults or Faults()
         places = [FamilyPlace(type(one).__module__, type(one).__qualname__, one.name) for one in families]
         self._begin = Begin(
             path=[os.path.abspath(part) if part == "" or os.path.exists(part) else part for part in sys.path],
             families=places,
             locked=locked,
+            warm_up_limit_s=WARM_UP_LIMIT_S,
             text_limit_s=text_limit_s,
             task_limit_s=task_limit_s,
         )
@@ -125,18 +129,24 @@ class Sandbox:
         self.start()
         self._scored_tasks += 1
         data = [text.encode() for text in texts]
+        family = self._families[task.ref.family]
         order = Score(task.ref.family, task.ref.config, task.ref.seed, task.ref.index, data)
         try:
             reply = self._ask(order, self._timeout_s)
         except LocalError as error:
-            logger.warning("the process that scores tasks of %s is started again: %s", task.ref.family, error)
+            self._faults.left_out(family, f"what scores tasks of {family.name!r} is started again: {error}", len(texts))
             self.close()
             self.restarts += 1
             return [None] * len(texts)
-        if isinstance(reply, Scored) and len(reply.rewards) == len(texts):
+        if isinstance(reply, Scored) and len(reply.scores) == len(texts):
             self.spoiled += reply.spoiled
-            return [None if reward is None else sandbox_process.unit(reward) for reward in reply.rewards]
-        logger.warning("a task of %s cannot be scored: %s", task.ref.family, reply)
+            late = reply.scores.count(None)
+            if late:
+                limits = f"{self._begin.text_limit_s:g} s, or {self._begin.task_limit_s:g} s for a task's texts"
+                self._faults.left_out(family, f"score() of family {family.name!r} took more than {limits}", late)
+            return [None if one is None else self._faults.reward(family, *one) for one in reply.scores]
+        reason = reply.reason if isinstance(reply, Failed) else reply
+        self._faults.left_out(family, f"a task of family {family.name!r} cannot be made: {reason}", len(texts))
         return [None] * len(texts)
 
     def _ask(self, order: Begin | Score, limit_s: float) -> Reply:

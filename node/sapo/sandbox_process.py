@@ -23,8 +23,11 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
 from typing import Any, BinaryIO, NoReturn
 
 import msgspec
@@ -36,7 +39,8 @@ LOCKING_LIMIT_S = 10.0
 """From fork to locked, on a busy machine."""
 _MAKES_CODE = frozenset(("exec", "compile", "code.__new__", "marshal.loads", "pickle.find_class"))
 """Events of making or running code, or calling what a text names. Calls of libraries through ctypes need one first."""
-SCORE = struct.Struct("<d")
+SCORE = struct.Struct("<dI")
+"""What `score` returned; or, of a text for which it raised, a line of its file."""
 LENGTH = struct.Struct(">I")
 
 
@@ -54,6 +58,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     path: list[str]
     families: list[FamilyPlace]
     locked: bool
+    warm_up_limit_s: float
     text_limit_s: float
     task_limit_s: float
 
@@ -69,9 +74,9 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
-    """One reward per text, None for one that was not scored in time; `spoiled` of them ended their child."""
+    """Per text what `SCORE` has, None for one that was not scored in time; `spoiled` of them ended their child."""
 
-    rewards: list[float | None]
+    scores: list[tuple[float, int] | None]
     spoiled: int
 
 
@@ -91,12 +96,6 @@ Order = Begin | Score
 Reply = Ready | Scored | Failed
 
 encode = msgspec.msgpack.encode
-
-
-def unit(value: object) -> float:
-    """A reward as a finite number in [0, 1]; 0 for what is no number."""
-    number = float(value)  # type: ignore[arg-type]
-    return min(1.0, max(0.0, number)) if math.isfinite(number) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,28 +121,29 @@ class Worker:
             self._families[place.name] = found.from_name(place.name)
 
     def score(self, order: Score) -> Scored:
-        """Rewards of all texts. Raises what making the task raises."""
+        """Score all texts. Raises what making the task raises."""
         family = self._families[order.family]
         task = family.make(msgspec.msgpack.decode(order.config), order.seed, order.index)
         if order.family not in self._warm:  # imports on first use cannot happen in a child
-            family.warm_up(task)
+            with limited(self._begin.warm_up_limit_s):
+                family.warm_up(task)
             self._warm.add(order.family)
             gc.collect()
             gc.freeze()  # so that a child's collector does not copy what all children share
         job = Job(family, task, order.texts)
-        rewards: list[float | None] = []
+        scores: list[tuple[float, int] | None] = []
         spoiled = 0
         deadline = time.monotonic() + self._begin.task_limit_s
-        while len(rewards) < len(order.texts) and time.monotonic() < deadline:
-            scored, died = self._in_child(job, len(rewards), deadline)
-            rewards += scored
-            if len(rewards) < len(order.texts):
-                rewards.append(0.0 if died else None)
+        while len(scores) < len(order.texts) and time.monotonic() < deadline:
+            scored, died = self._in_child(job, len(scores), deadline)
+            scores += scored
+            if len(scores) < len(order.texts):
+                scores.append((0.0, 0) if died else None)
                 spoiled += 1
-        return Scored(rewards + [None] * (len(order.texts) - len(rewards)), spoiled)
+        return Scored(scores + [None] * (len(order.texts) - len(scores)), spoiled)
 
-    def _in_child(self, job: Job, first: int, deadline: float) -> tuple[list[float], bool]:
-        """Rewards of the texts from `first` on, as far as one child gets, and whether the text after them killed it."""
+    def _in_child(self, job: Job, first: int, deadline: float) -> tuple[list[tuple[float, int]], bool]:
+        """Scores of the texts from `first` on, as far as one child gets, and whether the text after them killed it."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
@@ -156,24 +156,45 @@ class Worker:
             os.waitpid(child, 0)
             os.close(reader)
 
-    def _collect(self, reader: int, wanted: int, deadline: float) -> tuple[list[float], bool]:
-        """Read what the child writes in time, a number when it is locked, then one per text; and whether it died."""
-        rewards: list[float] = []
+    def _collect(self, reader: int, wanted: int, deadline: float) -> tuple[list[tuple[float, int]], bool]:
+        """Read what the child writes in time, a score when it is locked, then one per text; and whether it died."""
+        scores: list[tuple[float, int]] = []
         try:
-            if _read_number(reader, time.monotonic() + LOCKING_LIMIT_S) is None:
-                return rewards, False
-            while len(rewards) < wanted:
-                number = _read_number(reader, min(deadline, time.monotonic() + self._begin.text_limit_s))
-                if number is None:
+            if _read_score(reader, time.monotonic() + LOCKING_LIMIT_S) is None:
+                return scores, False
+            while len(scores) < wanted:
+                score = _read_score(reader, min(deadline, time.monotonic() + self._begin.text_limit_s))
+                if score is None:
                     break
-                rewards.append(unit(number))
+                scores.append(score)
         except EOFError:
-            return rewards, True
-        return rewards, False
+            return scores, True
+        return scores, False
 
 
-def _read_number(reader: int, deadline: float) -> float | None:
-    """The next number from a child; None where it does not come in time. Raises EOFError where the child is dead."""
+class Overdue(BaseException):
+    """What takes too long; no family catches it."""
+
+
+@contextmanager
+def limited(limit_s: float) -> Iterator[None]:
+    """Leave the context after so long, whatever is computed in it. In the main thread."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise Overdue
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    except Overdue:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _read_score(reader: int, deadline: float) -> tuple[float, int] | None:
+    """The next score from a child; None where it does not come in time. Raises EOFError where the child is dead."""
     data = b""
     while len(data) < SCORE.size:
         left_s = deadline - time.monotonic()
@@ -183,8 +204,8 @@ def _read_number(reader: int, deadline: float) -> float | None:
         if not part:
             raise EOFError("the child is dead")
         data += part
-    (number,) = SCORE.unpack(data)
-    return float(number)
+    value, line = SCORE.unpack(data)
+    return float(value), int(line)
 
 
 def _be_child(job: Job, first: int, writer: int, begin: Begin) -> NoReturn:
@@ -195,6 +216,9 @@ def _be_child(job: Job, first: int, writer: int, begin: Begin) -> NoReturn:
             limit_resources,
             lock,
         )
+        from shoal.node.sapo.scorer_faults import line_in, scorer_file
+
+        file = scorer_file(job.family)
 
         die_with_parent()
 
@@ -204,9 +228,9 @@ def _be_child(job: Job, first: int, writer: int, begin: Begin) -> NoReturn:
         lock(cpu_s) if begin.locked else limit_resources(cpu_s)
         if not job.family.executes_text:
             _refuse_execution()
-        os.write(RESULT_DESCRIPTOR, SCORE.pack(0.0))
+        os.write(RESULT_DESCRIPTOR, SCORE.pack(0.0, 0))
         for text in job.texts[first:]:
-            os.write(RESULT_DESCRIPTOR, SCORE.pack(_score_one(job, text)))
+            os.write(RESULT_DESCRIPTOR, SCORE.pack(*_score_one(job, text, partial(line_in, file))))
     finally:
         os._exit(0)
 
@@ -230,11 +254,11 @@ def _refuse_execution() -> None:
     sys.addaudithook(hook)
 
 
-def _score_one(job: Job, text: bytes) -> float:
+def _score_one(job: Job, text: bytes, line_in: Callable[[TracebackType | None], int]) -> tuple[float, int]:
     try:
-        return unit(job.family.score(job.task, text.decode()))
-    except BaseException:  # a stranger's text may make the family raise anything, SystemExit too
-        return 0.0
+        return float(job.family.score(job.task, text.decode())), 0
+    except BaseException as error:  # a stranger's text may make the family raise anything, SystemExit too
+        return 0.0, line_in(error.__traceback__)
 
 
 def _read_frame(stream: BinaryIO) -> bytes | None:
@@ -256,6 +280,7 @@ def _follow(worker: Worker, order: Score) -> Reply:
 def _start(begin: Begin) -> tuple[Worker | None, Reply]:
     sys.path[:] = begin.path
     try:
+        importlib.import_module("shoal.node.sapo.scorer_faults")  # for the children
         from shoal.node.sapo.sandbox_filter import die_with_parent, own_namespaces, self_test
 
         die_with_parent()  # a family that never returns notices no closed pipe

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-import traceback
-from collections import Counter
 from collections.abc import Sequence
 
 from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, Sandbox
-from shoal.node.sapo.sandbox_process import unit
 from shoal.node.sapo.sandbox_support import missing_sandbox
+from shoal.node.sapo.scorer_faults import Faults, line_in, of_shoal, scorer_file
 from shoal.node.sapo.tasks import Task, TaskFamily, TaskSource
-from shoal.protocol.errors import LocalError
+from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, TaskRef
-
-FAULT_PERIOD_S = 60.0
-ROUNDING = 1e-6
-"""So far outside of 0 to 1 a sum of shares may come to lie."""
-
-logger = logging.getLogger(__name__)
 
 
 class Scorer:
@@ -49,6 +38,22 @@ class Scorer:
         """Have the scoring process ready where a family needs one. Raises ConfigError if it does not start."""
         if any(family.scoring == "sandbox" for family in self._source.families.values()):
             self._running_sandbox().start()
+
+    def check(self) -> None:
+        """Score a right answer of each family of a user's own that knows one.
+
+        Raises ConfigError, one line, where `score` raises for it or returns what is no reward.
+        """
+        for kind in self._source.table.kinds:
+            family = self._source.families[kind.family]
+            if of_shoal(family):
+                continue
+            task = self._source.task(self._source.table.of_kind(kind, seed=0, index=0))
+            solution = family.solution(task)
+            if solution is None or self.score_each([(task, solution)], own=True) == [None]:
+                continue
+            if (what := self._faults.newest.get(family.name)) is not None:
+                raise ConfigError(f"{what} for its own solution(); correct it, to return 0 to 1")
 
     def close(self) -> None:
         """End the scoring process, if one runs."""
@@ -89,7 +94,8 @@ class Scorer:
     def _score_task(self, task: Task, texts: Sequence[str], own: bool) -> Sequence[float | None]:
         family = self._source.family(task)
         if family.scoring == "direct" and (own or family.peer_safe):
-            return [self._faults.score(family, task, text) for text in texts]
+            with self._faults.watched(family):
+                return [score_directly(self._faults, family, task, text) for text in texts]
         if not own and not family.peer_safe:
             why = "executes it" if family.executes_text else f"cannot be scored safely: {missing_sandbox()}"
             raise LocalError(f"text from peers for {family.name!r}, which {why}")
@@ -102,6 +108,7 @@ class Scorer:
                 locked=missing_sandbox() is None,
                 text_limit_s=self._text_limit_s,
                 task_limit_s=self._task_limit_s,
+                faults=self._faults,
             )
         return self._sandbox
 
@@ -113,32 +120,10 @@ def _is_readable(text: str) -> bool:
         return False
 
 
-class Faults:
-    """Faults of families' scorers: told once a family, then once in `FAULT_PERIOD_S` with how many there were."""
-
-    def __init__(self) -> None:
-        self._told_at: dict[str, float] = {}
-        self._counts: Counter[str] = Counter()
-
-    def score(self, family: TaskFamily, task: Task, text: str) -> float:
-        """Score one text in this process; 0.0 where the scorer raises, or returns what is no reward."""
-        try:
-            value = float(family.score(task, text))
-        except Exception as error:  # a user's family may raise anything; what it says may have the text in it
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            self._note(family.name, f"raised {type(error).__name__} at {place.filename}, line {place.lineno}")
-            return 0.0
-        if not -ROUNDING <= value <= 1 + ROUNDING:
-            self._note(family.name, f"returned {value:g}")
-            return 0.0
-        return unit(value)
-
-    def _note(self, family: str, what: str) -> None:
-        self._counts[family] += 1
-        now = time.monotonic()
-        if now - self._told_at.get(family, -math.inf) < FAULT_PERIOD_S:
-            return
-        self._told_at[family] = now
-        count = self._counts[family]
-        texts = "a text is" if count == 1 else f"{count} texts so far are"
-        logger.warning("score() of family %r %s: %s worth 0; correct it, to return 0 to 1", family, what, texts)
+def score_directly(faults: Faults, family: TaskFamily, task: Task, text: str) -> float:
+    """Score one text in this process; 0.0 where the scorer raises, or returns what is no reward."""
+    try:
+        return faults.reward(family, float(family.score(task, text)))
+    except Exception as error:  # a user's family may raise anything; what it says may have the text in it
+        line = line_in(scorer_file(family), error.__traceback__)
+        return faults.reward(family, 0.0, line, raised=type(error).__name__)

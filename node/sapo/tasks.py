@@ -36,7 +36,6 @@ but compute (see sandbox.py), where the class is imported and made anew. ``direc
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import OrderedDict
@@ -50,7 +49,7 @@ import blake3
 import msgspec
 
 from shoal.node.sapo.sandbox_support import missing_sandbox
-from shoal.protocol.errors import ConfigError, LocalError, RemoteError
+from shoal.protocol.errors import ConfigError, LocalError, RemoteError, did_you_mean
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import CONFIG_LIMIT_BYTES, TaskRef, assigned_seed
 from shoal.protocol.wire import SwarmId, canonical
@@ -67,7 +66,6 @@ __all__ = [
     "TaskTable",
     "answer_in",
     "check_options",
-    "nearest",
     "pack_config",
     "unpack_config",
 ]
@@ -202,16 +200,10 @@ def check_options(family: str, config: Config, options: Mapping[str, Container[A
     """Check that every setting of `config` is one of `options` and its value in there. Raises ConfigError."""
     for key, value in config.items():
         if key not in options:
-            known = ", ".join(options) or "none"
-            raise ConfigError(f"task family {family!r} has no setting {key!r}{nearest(key, options)}; it has {known}")
+            hint = f"{did_you_mean(key, options)}; it has {', '.join(options) or 'none'}"
+            raise ConfigError(f"task family {family!r} has no setting {key!r}{hint}")
         if value not in options[key]:
             raise ConfigError(f"task family {family!r}: {key} = {value!r} is not in {options[key]}")
-
-
-def nearest(given: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    """A hint at the known name that `given` may stand for."""
-    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 # --- answers ---
@@ -287,7 +279,10 @@ class TaskTable:
         """Return the task of a seed: which kind it is of follows from it, by the weights."""
         digest = blake3.blake3(_FAMILY_DOMAIN + seed.to_bytes(8, "big")).digest(length=16)
         place = int.from_bytes(digest, "big") % self._cumulative[-1]
-        kind = self.kinds[bisect_right(self._cumulative, place)]
+        return self.of_kind(self.kinds[bisect_right(self._cumulative, place)], seed=seed, index=index)
+
+    def of_kind(self, kind: TaskKind, *, seed: int, index: int) -> TaskRef:
+        """Return the task of a kind that a seed makes."""
         return TaskRef(family=kind.family, version=kind.version, config=kind.config, seed=seed, index=index)
 
 

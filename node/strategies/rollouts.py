@@ -62,9 +62,15 @@ def rollout_engine(parts: Parts, *, averages: bool = False) -> RolloutEngine:
     if section is None:
         raise LocalError("a node that shares rollouts without a section [rollouts]")
 
+    client, trains = parts.training_client, averages and parts.config.rollouts == "train"
+
     def told(progress: Progress) -> None:
         if not isinstance(progress, PhaseChanged):
             parts.on_progress(progress)
+
+    def measured(tokens_per_s: float) -> None:
+        if not trains:  # else it says itself how fast it trains
+            client.tokens_per_s = tokens_per_s
 
     return RolloutEngine(
         RolloutParts(
@@ -77,6 +83,7 @@ def rollout_engine(parts: Parts, *, averages: bool = False) -> RolloutEngine:
             folder=parts.store.folder / FOLDER,
             events=parts.events,
             on_progress=told if averages else parts.on_progress,
+            on_speed=measured,
             averages=averages,
         )
     )

@@ -179,8 +179,8 @@ class FlatParameters:
         for name in travelling:
             if named[name].dtype != torch.float32:
                 raise ConfigError(
-                    f"parameter {name!r} is {named[name].dtype}; keep parameters in float32 and use "
-                    "torch.autocast inside loss() for lower precision"
+                    f"parameter {name!r} is {named[name].dtype}; keep parameters in float32, and use torch.autocast "
+                    "around the loss for lower precision"
                 )
         buffers = _travelling_buffers(model)
         if not 0 < len(travelling) <= PARAMETERS_LIMIT - len(buffers):

@@ -8,6 +8,7 @@ Source: DiLoCo, arXiv 2311.08105, algorithm 1, lines 4-9 (the outer step is the 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from shoal.collectives.schedule import learning_rate
+from shoal.node.outcome import NOT_FINITE
 from shoal.node.training.accounts import Accounts, GradientAccounts, GradientFlat, Outgoing
 from shoal.node.training.flat_parameters import FlatParameters, own_buffers
 from shoal.node.training.inner_optimizer import InnerOptimizer, inner_optimizer
@@ -34,8 +36,10 @@ from shoal.node.training.trainer_messages import (
     Train,
     Trained,
 )
-from shoal.node.workload import OneUnitWorkload, Workload, batches_from
+from shoal.node.workload import OneUnitWorkload, Workload, batches_from, loss_of
 from shoal.protocol.errors import ConfigError, LocalError
+
+logger = logging.getLogger(__name__)
 
 PROGRESS_PERIOD_S = 1.0
 NONFINITE_LIMIT_STEPS = 10
@@ -125,6 +129,7 @@ class Replica:
         self._batches: Iterator[Any] = iter(())
         self._drawn = 0  # batches of the assignment
         self._exhausted = False  # it has no more; who asks again gets them from the first one
+        self._told: set[str] = set()  # what its user was warned of
         self._nonfinite_steps = 0
         self._restored: _Restored | None = None
         self._read: Sequence[torch.cuda.Event] = ()  # what the optimizer knows is being copied until then
@@ -252,6 +257,8 @@ class Replica:
             self._open_stream(order.assignment)
             batch = next(self._batches, None)
         self._exhausted = batch is None
+        if batch is None and self._drawn:
+            self._warn_once("batches() ended after %s, and begins anew: it should not end by itself", self._drawn)
         if batch is not None:
             self._drawn += 1
             self._order_steps += 1
@@ -343,9 +350,17 @@ class Replica:
         local = self._flat.set_aside()
         self._flat.scatter(base)
         try:
-            return self._measure(sampler)
+            value = self._measure(sampler)
         finally:
             self._flat.scatter(local)
+        if not math.isfinite(value):
+            self._warn_once(NOT_FINITE, value)
+        return value
+
+    def _warn_once(self, text: str, value: float) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning(text, value)
 
     def _measure(self, sampler: Sampler | None) -> float:
         """The workload's metric of the parameters as they are."""
@@ -393,15 +408,15 @@ class Replica:
         Of a batch in parts it is the mean of theirs, weighted by tokens, one part at a time on the device.
         """
         if self._accumulate == 1:
-            loss, tokens = self._workload.loss(self.model, to_device(batch, self._device))
+            loss, tokens = loss_of(self._workload, self.model, to_device(batch, self._device))
             loss.backward()  # type: ignore[no-untyped-call]
-            return float(loss.detach()), int(tokens)
+            return float(loss.detach()), tokens
         total, counted = 0.0, 0
         for part in split_batch(batch, self._accumulate):
-            loss, tokens = self._workload.loss(self.model, to_device(part, self._device))
-            if int(tokens):  # the mean over nothing is no number
-                (loss * int(tokens)).backward()  # type: ignore[no-untyped-call]
-                total, counted = total + float(loss.detach()) * int(tokens), counted + int(tokens)
+            loss, tokens = loss_of(self._workload, self.model, to_device(part, self._device))
+            if tokens:  # the mean over nothing is no number
+                (loss * tokens).backward()  # type: ignore[no-untyped-call]
+                total, counted = total + float(loss.detach()) * tokens, counted + tokens
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(max(1, counted))

@@ -18,6 +18,7 @@ This module does not import torch, so that all ranks import it at the same time.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -41,6 +42,8 @@ END_DEADLINE_S = 10.0
 PROGRAM = ("-m", "shoal.node.training.rank_start")
 LOOPBACK = "lo"
 _PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger(__name__)
 
 
 class Ranks:
@@ -113,8 +116,7 @@ class Ranks:
             child.wait(REAP_DEADLINE_S)
         status = child.returncode
         how = f"killed by {signal.Signals(-status).name}" if status is not None and status < 0 else f"status {status}"
-        print(f"trainer: process {rank} of {self.processes} ended ({how}); the others end with it", file=sys.stderr)
-        sys.stderr.flush()
+        logger.warning("process %d of %d ended (%s); the others end with it", rank, self.processes, how)
         self.end()
         os._exit(EXIT_RANK_DIED)
 

@@ -10,12 +10,13 @@ on a machine whose evaluations are quick, and there are fewer of them.
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from shoal.node.own_frames import own_place
+from shoal.node.pipe import one_line
 from shoal.node.training.trainer_messages import PROMPT_LIMIT_CHARS, SAMPLE_LIMIT, SAMPLE_LIMIT_CHARS, Sample
 from shoal.node.workload import SamplingWorkload, Workload
 from shoal.protocol.names import printable
@@ -27,6 +28,8 @@ TIME_SHARE: Final = 0.25
 """Of the time of all evaluations, for samples."""
 TIME_LIMIT_S: Final = 2.0
 """Of one sampling: a model of which a token takes long says less."""
+
+logger = logging.getLogger(__name__)
 
 
 class Sampler:
@@ -56,9 +59,8 @@ class Sampler:
         began = self._clock()
         try:
             self._samples = self._taken(self._workload, model, ends_at=began + TIME_LIMIT_S)
-        except Exception:  # the user's code may raise anything
-            print("trainer: no more samples of this workload:", file=sys.stderr)
-            traceback.print_exc()
+        except Exception as error:  # the user's code may raise anything
+            logger.warning("no more samples: %s%s; correct it", one_line(error), own_place(error.__traceback__))
             self._workload = None
         self._owed_s = self._clock() - began
 

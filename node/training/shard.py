@@ -30,7 +30,7 @@ from shoal.node.training.inner_optimizer import inner_optimizer
 from shoal.node.training.micro_batches import deal_batch, to_device
 from shoal.node.training.ranks import GROUP_TIMEOUT_S, LOOPBACK
 from shoal.node.training.trainer_messages import Assignment, Start
-from shoal.node.workload import Workload, batches_from
+from shoal.node.workload import Workload, batches_from, loss_of
 from shoal.protocol.errors import ConfigError, LocalError
 
 _READ = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -115,10 +115,10 @@ class Shard:
         self.model.zero_grad(set_to_none=True)
         sums = torch.zeros(2, dtype=torch.float64)
         for number in range(self.rank * self._accumulate, (self.rank + 1) * self._accumulate):
-            loss, tokens = self._workload.loss(self.model, to_device(parts[number], self._device))
-            if int(tokens) and number < counted_parts:
-                (loss * int(tokens)).backward()  # type: ignore[no-untyped-call]
-                sums += torch.tensor((float(loss.detach()) * int(tokens), int(tokens)), dtype=torch.float64)
+            loss, tokens = loss_of(self._workload, self.model, to_device(parts[number], self._device))
+            if tokens and number < counted_parts:
+                (loss * tokens).backward()  # type: ignore[no-untyped-call]
+                sums += torch.tensor((float(loss.detach()) * tokens, tokens), dtype=torch.float64)
             else:  # the mean over nothing is no number, and a copy not to be counted; yet the others wait for this
                 (loss.nan_to_num() * 0).backward()  # type: ignore[no-untyped-call]
         distributed.all_reduce(sums)

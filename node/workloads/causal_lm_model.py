@@ -59,7 +59,7 @@ def find_model(name: str, *, data: str | None, weights: bool) -> Path:
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model {name!r} is not here, and cannot be fetched: {one_line(error)[:200]}; check its name and the "
+            f"model {name!r} is not here, and cannot be fetched ({type(error).__name__}); check its name and the "
             f"connection, or put it into {MODELS}/{repository} in the folder that --data gives"
         ) from None
     return Path(folder)

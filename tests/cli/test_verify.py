@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.main import execute
+from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.manifest import render_manifest
 from tests.node.checkpoint_lab import manifest_of, new_ledger
 
@@ -131,3 +132,16 @@ def test_export_takes_what_is_only_damaged_beside_the_state(
     assert code == 0
     assert out.startswith(f"wrote {tmp_path / 'out' / 'model.safetensors'}: round 2, digest ")
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > 40_000
+
+
+def test_export_says_that_the_format_of_the_workload_is_not_beside_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RegressionWorkload, "export", lambda workload, model, folder: None, raising=False)
+    assert execute(["export", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith(f"wrote {tmp_path / 'out' / 'model.safetensors'}: round 2, digest ")
+    assert err == (
+        "shoal: the format of 'regression' is not beside it: the workload builds a model of other parameters than the "
+        "checkpoint's; install its version; export again with --force then\n"
+    )

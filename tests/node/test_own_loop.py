@@ -522,6 +522,34 @@ def test_parameters_that_are_not_finite_are_never_contributed(tmp_path: Path, mo
         swarm.step(tokens=1)
 
 
+def test_steps_that_weigh_nothing_and_a_loss_that_is_none_are_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = made()
+    told = []
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        await end.apply(anchor, 0, fresh=True)
+        await end.send(Evaluate(round=0))
+        told.append((await end.expect(Evaluated)).value)
+        await end.train(1, steps=2)
+        event, _ = await end.contribution()
+        told.append(event.tokens)
+        await end.send(Stop())
+
+    evaluate = lambda model: float("nan")  # noqa: E731
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer, evaluate=evaluate) as swarm:
+        for number in range(3):
+            learn(model, optimizer, number)
+            swarm.step(tokens=0)
+    assert (str(told[0]), told[1]) == ("nan", 0)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "evaluate() returned nan, which is no loss: correct it, or lower the learning rate",
+        "step(tokens=0) weighs nothing: give what each of the 2 steps was made on",
+    ]
+
+
 def test_a_second_loop_and_another_model_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
 

@@ -76,12 +76,13 @@ def test_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_unknown_option_is_answered_with_the_nearest(own_module: str) -> None:
-    assert complaint("text", widht=64).endswith("has no option 'widht', did you mean 'width'?")
+    assert complaint("text", widht=64).endswith("has no option 'widht'; did you mean 'width'?")
     assert complaint(f"{own_module}:Own", size=1, depht=3).endswith("did you mean 'depth'?")
 
 
 def test_missing_option_is_named(own_module: str) -> None:
-    assert "'size'" in complaint(f"{own_module}:Own")
+    text = complaint(f"{own_module}:Own")
+    assert text.endswith("'size'; give it in [workload.options], or a default in __init__")
 
 
 def test_syntax_error_is_to_be_corrected(own_module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +105,7 @@ def test_a_module_that_is_not_there_is_one_line_without_a_cause() -> None:
 
 
 def test_missing_class_is_answered_with_the_nearest(own_module: str) -> None:
-    assert "has no class 'Owm', did you mean 'Own'?" in complaint(f"{own_module}:Owm")
+    assert "has no class 'Owm'; did you mean 'Own'?" in complaint(f"{own_module}:Owm")
 
 
 def test_raising_constructor_is_told_in_one_line(own_module: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import subprocess
@@ -70,6 +71,12 @@ def test_documents_build_with_every_link_checked(tmp_path: Path) -> None:
     made = {"bounds", "commands", "errors", "events", "manifest", "messages", "modules", "sizes"}
     assert pages == {path.stem for path in (ROOT / "docs").glob("*.md")} | made
     assert "is not the address of a node" in (tmp_path / "site" / "errors.html").read_text()
+
+
+@pytest.mark.parametrize("page", ["own-loop.md", "recipes.md"])
+def test_scripts_of_the_documents_end_by_themselves(page: str) -> None:
+    loops = [node for code in blocks(page) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.While)]
+    assert [ast.unparse(loop.test) for loop in loops] == []
 
 
 def test_workload_of_the_documents_learns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,18 @@ from tests.planted.bugs import Bug, bug
 
 SAPO: tuple[Bug, ...] = (
     bug(
+        "a score beyond 1 is a reward of 1",
+        "tests/node/sapo/test_scorer_faults.py::test_scorer_fault_is_one_line_and_worth_nothing",
+        "if not line and -ROUNDING <= value <= 1 + ROUNDING:",
+        "if not line and -ROUNDING <= value:",
+    ),
+    bug(
+        "a family catches that it takes too long",
+        "tests/node/sapo/test_scorer_faults.py::test_what_takes_too_long_is_interrupted",
+        "class Overdue(BaseException):",
+        "class Overdue(Exception):",
+    ),
+    bug(
         "a process that scores outlives its node",
         "tests/node/sapo/test_sandbox.py"
         "::test_sandbox_ends_with_the_process_that_started_it_while_a_family_never_answers",

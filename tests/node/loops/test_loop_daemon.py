@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -52,18 +53,24 @@ def test_line_of_a_swarm_that_trains_by_itself_is_refused_and_leaves_no_daemon(t
     before = children()
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match=r"names the workload 'regression'; for a loop of your own"):
+    with pytest.raises(ConfigError, match=r"names the workload 'regression'; for a loop of your own") as caught:
         own_loop.join(model, optimizer, line, data_dir=folder).__enter__()
     assert children() == before
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][1:] == ["__enter__"]
+    assert caught.value.__suppress_context__
 
 
-def test_link_is_told_to_the_daemon_where_no_other_user_sees_it(tmp_path: Path) -> None:
+def test_link_is_told_to_the_daemon_where_no_other_user_sees_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder, line = folder_of(tmp_path, "own-loop")
+    caplog.set_level("INFO", logger="shoal.loop")
     daemon = found_or_started(line, folder, peers=(), options=("--no-mdns", "--listen", "/ip4/127.0.0.1/tcp/0"))
     try:
         assert daemon.manifest.workload.name == "own-loop"
         (commands,) = (child.cmdline() for child in psutil.Process().children() if str(folder) in child.cmdline())
         assert not [word for word in commands if "shoal:" in word]
+        assert caplog.messages == [f"starting a node on {folder}"]
     finally:
         daemon.give_up()
 

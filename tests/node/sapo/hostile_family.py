@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from shoal.node.sapo.tasks import Config, Task, TaskFamily, check_options
@@ -27,6 +28,27 @@ class Executes(TaskFamily):
         names = {"reward": 0.0}
         exec(text, names)
         return names["reward"]
+
+
+class Returns(Executes):
+    """Returns the text as a number."""
+
+    name = "returns"
+    executes_text = False
+    scoring = "direct"
+
+    def score(self, task: Task, text: str) -> float:
+        return float(text)
+
+    def solution(self, task: Task) -> str | None:
+        return "1"
+
+
+class ReturnsInSandbox(Returns):
+    """The same, where peers' texts are scored."""
+
+    name = "returns-in-sandbox"
+    scoring = "sandbox"
 
 
 class ExecutesUnsaid(Executes):
@@ -72,7 +94,12 @@ class Hangs(Executes):
     name = "hangs"
     executes_text = False
 
+    def check(self, config: Config) -> None:
+        """Takes any."""
+
     def score(self, task: Task, text: str) -> float:
-        Path(str(task.config["begun"])).touch()
+        with suppress(OSError):  # where there are no files it is asked as well
+            Path(str(task.config["begun"])).touch()
         while True:
-            time.sleep(60)
+            with suppress(OSError):  # a locked process may not even sleep
+                time.sleep(60)

@@ -183,6 +183,7 @@ def test_a_sampler_makes_what_is_taken_and_else_waits_and_says_so(
         assert swarm.manifest.rollouts is not None
         assert GRANTED_FIRST <= made < granted + swarm.manifest.rollouts.local
         assert known()["wanted"] == 0
+        assert sampler.ask("status")["tokens_per_s"] > 0, "what it draws"
         offered = [group for _, group in groups_on_disk(sampler).values()]
         assert len(offered) == made
         assert all(len({is_even(text) for text in group.completions}) == 2 for group in offered), "each teaches"

@@ -28,9 +28,9 @@ LENIENT = {"spell_backward": 0.4}
 """It counts letters that are right by chance."""
 
 _OS, _LIBC = "__import__('os')", "__import__('ctypes').CDLL(None)"
-_ONES = "__import__('struct').pack('<d', 1.0) * 64"
+_ONES = "__import__('struct').pack('<dI', 1.0, 0) * 64"
 _REPLY = "__import__('shoal.node.sapo.sandbox_process', fromlist=['x'])"
-_FRAME = f"[(lambda body: {_REPLY}.LENGTH.pack(len(body)) + body)({_REPLY}.encode({_REPLY}.Scored([1.0] * 8, 0)))]"
+_FRAME = f"[(lambda body: {_REPLY}.LENGTH.pack(len(body)) + body)({_REPLY}.encode({_REPLY}.Scored([(1.0, 0)] * 8, 0)))]"
 FORGERIES = {
     "the descriptor of the result": f"{_OS}.write(3, {_ONES})",
     "and then its end": f"[{_OS}.write(3, {_ONES}), {_OS}._exit(0)]",
@@ -42,7 +42,7 @@ FORGERIES = {
     "an exit with a code": f"{_OS}._exit(1)",
     "an exit with a value": "__import__('sys').exit(1.0)",
     "an exception with a value": "(_ for _ in ()).throw(SystemExit(1.0))",
-    "the caller's reward": f"setattr({_REPLY}, 'unit', lambda value: 1.0)",
+    "the caller's reward": f"setattr({_REPLY}, '_score_one', lambda *given: (1.0, 0))",
     "a compiled program": f"type(lambda: 0)(compile(\"{_OS}.write(3, b'1' * 512)\", '', 'eval'), globals())()",
 }
 

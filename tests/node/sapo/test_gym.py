@@ -141,7 +141,7 @@ def test_easy_preset_makes_short_questions_in_variety(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("basic_arithmetic", {"max_term": 2}, "no setting 'max_term', did you mean 'max_terms'\\?; it has min_terms"),
+        ("basic_arithmetic", {"max_term": 2}, "no setting 'max_term'; did you mean 'max_terms'\\?; it has min_terms"),
         ("basic_arithmetic", {"seed": 2}, "no setting 'seed'"),
         ("basic_arithmetic", {"size": 2}, "no setting 'size'"),
         ("basic_arithmetic", {"max_terms": "2"}, "max_terms = '2' is not like its default 6"),
@@ -161,7 +161,7 @@ def test_easy_preset_makes_short_questions_in_variety(name: str) -> None:
         ("calendar_arithmetic", {"tasks": ["doomsday"]}, "makes no tasks of this config: .*doomsday"),
         ("propositional_logic", {"max_vars": 40}, "max_vars = 40 is more than 6"),
         ("composite", {}, "'composite' of reasoning-gym is not offered: it mixes other families; name those"),
-        ("basic_aritmetic", {}, "unknown task family 'basic_aritmetic', did you mean 'basic_arithmetic'"),
+        ("basic_aritmetic", {}, "unknown task family 'basic_aritmetic'; did you mean 'basic_arithmetic'"),
     ],
 )
 def test_config_is_refused_in_one_line(name: str, config: Config, message: str) -> None:

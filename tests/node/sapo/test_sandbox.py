@@ -15,7 +15,6 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from shoal.node.sapo.sandbox import Sandbox
-from shoal.node.sapo.sandbox_process import unit
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
@@ -194,7 +193,7 @@ def test_sandbox_survives_what_hangs_hogs_and_crashes_and_scores_the_rest(scorer
         (second, HONEST): 0.75,
         (third, "reward = float('nan')"): 0.0,
         (third, "reward = float('inf')"): 0.0,
-        (third, "reward = 1e9"): 1.0,
+        (third, "reward = 1e9"): 0.0,
         (third, "reward = -3"): 0.0,
         (third, "reward = 'much'"): 0.0,
         (third, "reward = None"): 0.0,
@@ -211,7 +210,7 @@ def test_sandbox_survives_what_hangs_hogs_and_crashes_and_scores_the_rest(scorer
 
 def test_sandbox_text_touches_only_the_scores_of_its_own_task(scorer: Scorer, tasks: list[Task]) -> None:
     first, second, _ = tasks
-    forge = "import os, struct\nos.write(3, struct.pack('<d', 1.0) * 64)\nwhile True: pass"
+    forge = "import os, struct\nos.write(3, struct.pack('<dI', 1.0, 0) * 64)\nwhile True: pass"
     change = (
         "import builtins, sys\nfor module in list(sys.modules.values()):\n    for name in list(vars(module)):\n"
         "        setattr(module, name, None)"
@@ -312,10 +311,3 @@ def test_sandbox_that_cannot_import_a_family_says_so(tasks: list[Task], monkeypa
     monkeypatch.setattr(sys, "path", [part for part in sys.path if Path(part or ".").resolve() != ROOT])
     with Sandbox([Executes()]) as sandbox, pytest.raises(ConfigError, match="No module named 'tests"):
         sandbox.score(tasks[0], [HONEST])
-
-
-@pytest.mark.parametrize(
-    ("value", "reward"), [(0.5, 0.5), (1, 1.0), (7, 1.0), (-1, 0.0), (float("nan"), 0.0), (float("inf"), 0.0)]
-)
-def test_unit_is_a_reward(value: float, reward: float) -> None:
-    assert unit(value) == reward

@@ -1,39 +1,156 @@
-"""Scorers of a user's own that raise, or return what is no reward: one line, without the text of a model."""
+"""Scorers of a user's own that raise, return what is no reward, or never answer: told in one line, without a text."""
 
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from shoal.node.sapo.scoring import Faults
-from shoal.node.sapo.tasks import Task
-from tests.node.sapo.hostile_family import Executes
+from shoal.node.sapo import sandbox, sandbox_process
+from shoal.node.sapo.sandbox_support import missing_sandbox
+from shoal.node.sapo.scorer_faults import VERDICT_TEXTS, Faults
+from shoal.node.sapo.scoring import Scorer, score_directly
+from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.protocol.errors import ConfigError
+from tests.node.sapo.hostile_family import Hangs, Returns, ReturnsInSandbox
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = ROOT / "tests" / "node" / "sapo" / "hostile_family.py"
+RAISES_AT = 1 + FILE.read_text().splitlines().index("        return float(text)")
+SAFE = pytest.mark.skipif(missing_sandbox() is not None, reason=f"no sandbox: {missing_sandbox()}")
+
+FAMILIES = [Returns, pytest.param(ReturnsInSandbox, marks=SAFE)]
 
 
-class Returns(Executes):
-    """Returns the text as a number."""
-
-    def score(self, task: Task, text: str) -> float:
-        return float(text)
+def scorer_of(family: Returns, **limits: float) -> Scorer:
+    return Scorer(TaskSource([TaskChoice(family=family, config={})]), **limits)
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize(
-    ("text", "said"), [("nan", "returned nan"), ("2.0", "returned 2"), ("\nred", "raised ValueError at")]
+    ("text", "said"), [("nan", "returned nan"), ("2.0", "returned 2"), ("-inf", "returned -inf"), ("\nred", "raised")]
 )
-def test_scorer_fault_is_one_line_and_worth_nothing(text: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
-    family, faults = Returns(), Faults()
+def test_scorer_fault_is_one_line_and_worth_nothing(
+    text: str, said: str, kind: type[Returns], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    family = kind()
     task = family.make({}, 1, 0)
-    with caplog.at_level(logging.WARNING):
-        assert [faults.score(family, task, text) for _ in range(3)] == [0.0] * 3
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert line.startswith(f"score() of family 'executes' {said}")
-    assert "red" not in line
-    assert "\n" not in line
+    with scorer_of(family) as scorer:
+        assert scorer.score_each([(task, text)] * 3 + [(task, "0.25")], own=True) == [0.0, 0.0, 0.0, 0.25]
+    if said == "raised":
+        said = f"raised{' ValueError' if kind is Returns else ''} at {FILE}, line {RAISES_AT}"
+    assert told(caplog) == [
+        (logging.WARNING, f"score() of family '{family.name}' {said}: a text is worth 0; correct it, to return 0 to 1")
+    ]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_scorer_that_fails_for_its_own_solution_is_refused(
+    kind: type[Returns], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    family = kind()
+    with scorer_of(family) as scorer:
+        scorer.check()
+    monkeypatch.setattr(kind, "solution", lambda family, task: "nan")
+    with scorer_of(family) as scorer, pytest.raises(ConfigError) as caught:
+        scorer.check()
+    assert str(caught.value) == (
+        f"score() of family '{family.name}' returned nan for its own solution(); correct it, to return 0 to 1"
+    )
+
+
+def test_verdict_is_given_once_where_each_of_the_first_texts_failed(caplog: pytest.LogCaptureFixture) -> None:
+    family, faults = Returns(), Faults()
+    for _ in range(VERDICT_TEXTS + 5):
+        assert faults.reward(family, 7.0) == 0.0
+    (_, (level, line)) = told(caplog)
+    assert level == logging.ERROR
+    assert line == (
+        f"score() of family 'returns' returned 7, and so did each of its first {VERDICT_TEXTS} texts: nothing can be "
+        "learnt; correct it"
+    )
+    caplog.clear()
+    faults = Faults()
+    faults.reward(family, 1.0)
+    for _ in range(VERDICT_TEXTS + 5):
+        faults.reward(family, 7.0)
+    assert [level for level, _ in told(caplog)] == [logging.WARNING]
 
 
 def test_scores_in_range_are_taken_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     family, faults = Returns(), Faults()
     task = family.make({}, 1, 0)
-    assert [faults.score(family, task, text) for text in ("0", "0.25", "1.0000000002")] == [0.0, 0.25, 1.0]
+    texts = ("0", "0.25", "1.0000000002", "-0.0000000002")
+    assert [score_directly(faults, family, task, text) for text in texts] == [0.0, 0.25, 1.0, 0.0]
     assert not caplog.records
+
+
+def test_scorer_that_is_waited_for_is_told_of_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    family, faults, over = Returns(), Faults(), threading.Event()
+    task = family.make({}, 1, 0)
+
+    class Slow(str):
+        def __float__(self) -> float:
+            over.wait(60)
+            return 0.5
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            over.set()
+
+    handler = Heard()
+    logger = logging.getLogger("shoal.node.sapo.scorer_faults")
+    logger.addHandler(handler)
+    try:
+        with faults.watched(family, limit_s=0.05):
+            assert score_directly(faults, family, task, Slow("")) == 0.5
+    finally:
+        logger.removeHandler(handler)
+    assert told(caplog) == [
+        (
+            logging.WARNING,
+            f"score() of family 'returns' has taken 0.05 s so far, at {FILE}, line {RAISES_AT}; correct it",
+        )
+    ]
+
+
+@SAFE
+def test_scorer_that_never_answers_in_the_sandbox_is_told_of_and_its_texts_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr(sandbox, "WARM_UP_LIMIT_S", 0.5)
+    family = Hangs()
+    task = family.make({"begun": str(tmp_path / "begun")}, 1, 0)
+    source = TaskSource([TaskChoice(family=family, config={"begun": str(tmp_path / "begun")})])
+    with Scorer(source, text_limit_s=0.5, task_limit_s=1.0) as scorer:
+        assert scorer.score_each([(task, "1"), (task, "2")], own=True) == [None, None]
+        assert scorer._sandbox is not None
+        assert scorer._sandbox.restarts == 0
+    assert told(caplog) == [
+        (
+            logging.WARNING,
+            "score() of family 'hangs' took more than 0.5 s, or 1 s for a task's texts: 2 texts so far are left out; "
+            "correct it, to return 0 to 1",
+        )
+    ]
+
+
+def test_what_takes_too_long_is_interrupted() -> None:
+    never = threading.Event()
+    with sandbox_process.limited(0.05):
+        with suppress(Exception):
+            never.wait(60)
+        raise AssertionError("it was caught")
+    with sandbox_process.limited(60):
+        never.set()
+    assert never.is_set()

@@ -121,7 +121,7 @@ def test_source_refuses_a_reference_that_is_not_its_own(change: dict[str, object
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"letter": 3}, "no setting 'letter', did you mean 'letters'\\?; it has letters"),
+        ({"letter": 3}, "no setting 'letter'; did you mean 'letters'\\?; it has letters"),
         ({"letters": 65}, "letters = 65 is not in range"),
         ({"letters": b"x"}, "'letters' is a bytes; give a number"),
         ({"letters": [[[1]]]}, "'letters' is a list"),
@@ -234,7 +234,7 @@ def test_own_family_is_found_by_its_entry_point_and_scored_in_the_sandbox(
 @pytest.mark.parametrize(
     ("entry_points", "name", "message"),
     [
-        ("echo = own_tasks:Echo", "ecko", "unknown task family 'ecko', did you mean 'echo'"),
+        ("echo = own_tasks:Echo", "ecko", "unknown task family 'ecko'; did you mean 'echo'"),
         ("echo = own_tasks:Absent", "echo", "'echo' cannot be made: AttributeError"),
         ("echo = absent_module:Echo", "echo", "'echo' cannot be made: ModuleNotFoundError"),
         ("fails = own_tasks:Fails", "fails", "'fails' cannot be made: OSError: upside down"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import blake3
@@ -53,6 +54,47 @@ def local(replica: Replica) -> Vector:
     named = dict(replica.model.named_parameters())
     pieces = [named[name].detach().numpy().ravel() for name in sorted(named)]
     return np.concatenate(pieces)
+
+
+class Loose(RegressionWorkload):
+    """Returns of loss() what it is told to; has three batches."""
+
+    returned: object = None
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        loss, samples = super().loss(model, batch)
+        return {"loss": loss, "vector": (batch[1], samples), "list": [loss, samples]}.get(  # type: ignore[return-value]
+            str(self.returned), (loss, samples)
+        )
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        return math.nan
+
+    def batches(self, assignment: Assignment) -> Iterator[Batch]:
+        return islice(super().batches(assignment), 3)
+
+
+@pytest.mark.parametrize(("returned", "told"), [("loss", "Tensor"), ("vector", "Tensor and int"), ("list", "list")])
+def test_loss_that_returns_something_else_is_told_what_to_return(returned: str, told: str) -> None:
+    workload = Loose()
+    replica, _, out = started(workload)
+    workload.returned = returned
+    with pytest.raises(ConfigError) as caught:
+        train(replica, out)
+    assert str(caught.value) == (
+        f"Loose.loss() returned {told}; correct it, to return the mean loss, a tensor of one value, "
+        "and how many tokens or samples it weighs"
+    )
+
+
+def test_batches_that_end_are_told_of_once_and_a_loss_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    replica, _, out = started(Loose())
+    for round_ in (1, 1, 1):
+        train(replica, out, steps=2, round_=round_)
+    assert math.isnan(replica.evaluate())
+    (ended, evaluated) = caplog.messages
+    assert evaluated == "evaluate() returned nan, which is no loss: correct it, or lower the learning rate"
+    assert ended == ("batches() ended after 3, and begins anew: it should not end by itself")
 
 
 def train(

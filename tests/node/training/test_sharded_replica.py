@@ -295,7 +295,7 @@ async def test_what_one_process_raises_ends_training_and_a_dead_rank_0_ends_a_st
         async with running(spec("FailsInOne")) as trainer:
             await begin(trainer)
             failed = await expect(trainer, TrainerFailed)
-            assert failed.summary == "ValueError: a planted mistake in another process"
+            assert failed.summary.startswith("ValueError: a planted mistake in another process at ")
             assert "in loss" in failed.traceback
 
     async def stops() -> None:

@@ -1,0 +1,111 @@
+"""Faults of task families' scorers: what `score` returned or raised becomes a reward, and its author is told.
+
+Told is one line a family and minute, with how many texts there were, and none of a text, which is a model's. Of
+families that Shoal brings nothing is told: their libraries may raise for a wrong answer. Nor of what a text raises that
+a family executes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from shoal.node.sapo.tasks import TaskFamily
+
+PERIOD_S = 60.0
+ROUNDING = 1e-6
+"""So far outside of 0 to 1 a sum of shares may come to lie."""
+VERDICT_TEXTS = 64
+"""Where each of the first so many texts failed, it is not the texts."""
+DIRECT_LIMIT_S = 30.0
+"""A scorer that runs in the agent is told of when all texts of a task took so long."""
+
+logger = logging.getLogger(__name__)
+
+
+class Faults:
+    """Counts of one agent's scorers. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._told_at: dict[str, float] = {}
+        self._texts: Counter[str] = Counter()
+        self._failed: Counter[str] = Counter()
+        self.newest: dict[str, str] = {}
+        """By family, what its scorer did when it failed last."""
+
+    def reward(self, family: TaskFamily, value: float, line: int = 0, *, raised: str = "") -> float:
+        """Reward of a text for which `score` returned `value`, or raised at that line of its file: 0 for no reward."""
+        self._texts[family.name] += 1
+        if not line and -ROUNDING <= value <= 1 + ROUNDING:
+            return min(1.0, max(0.0, value))
+        if not (line and family.executes_text):
+            name = f" {raised}" if raised else ""
+            what = f"raised{name} at {scorer_file(family)}, line {line}" if line else f"returned {value:g}"
+            self._note(family, f"score() of family {family.name!r} {what}", 1)
+        return 0.0
+
+    def left_out(self, family: TaskFamily, what: str, texts: int) -> None:
+        """Note texts that have no reward, not even 0, and why."""
+        self._texts[family.name] += texts
+        self._note(family, what, texts, worth="left out")
+
+    @contextmanager
+    def watched(self, family: TaskFamily, limit_s: float = DIRECT_LIMIT_S) -> Iterator[None]:
+        """Tell, from another thread, of a scorer that this thread waits for longer than that, and where it is."""
+        waits = threading.get_ident()
+        timer = threading.Timer(limit_s, _tell_of_wait, (family, waits, limit_s))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _note(self, family: TaskFamily, what: str, texts: int, *, worth: str = "worth 0") -> None:
+        self.newest[family.name] = what
+        self._failed[family.name] += texts
+        if of_shoal(family):
+            return
+        count, now = self._failed[family.name], time.monotonic()
+        if count - texts < VERDICT_TEXTS <= count == self._texts[family.name]:
+            logger.error("%s, and so did each of its first %d texts: nothing can be learnt; correct it", what, count)
+        elif now - self._told_at.get(family.name, -math.inf) >= PERIOD_S:
+            self._told_at[family.name] = now
+            told = "a text is" if count == 1 else f"{count} texts so far are"
+            logger.warning("%s: %s %s; correct it, to return 0 to 1", what, told, worth)
+
+
+def of_shoal(family: TaskFamily) -> bool:
+    """Return whether a family is one that Shoal brings."""
+    return type(family).__module__.startswith("shoal.")
+
+
+def scorer_file(family: TaskFamily) -> str:
+    """Return the path of the file that `score` of a family is in; empty where Python does not know it."""
+    code = getattr(type(family).score, "__code__", None)
+    return "" if code is None else str(code.co_filename)
+
+
+def line_in(file: str, trace: TracebackType | None) -> int:
+    """Return the last line of `file` that an error came through, or 1 where it came through none of it."""
+    line = 1
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def _tell_of_wait(family: TaskFamily, waits: int, limit_s: float) -> None:
+    file, frame = scorer_file(family), sys._current_frames().get(waits)
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    where = "" if frame is None else f", at {file}, line {frame.f_lineno}"
+    logger.warning("score() of family %r has taken %g s so far%s; correct it", family.name, limit_s, where)
