@@ -1,73 +1,85 @@
-"""A newcomer fetches the state from several donors: how fast, beside what the lanes alone would do, and at what cost.
+"""`shoal bench join`: how soon a newcomer has a swarm's state, beside what one lane carries, and what it costs donors.
 
-    this process: the joiner, with the lanes, the chunk exchange and the catching up of a node
-      ├── N × `join_donor`     each with the whole state in memory, its cache, its state server and its lanes
-      └── N × `join_trainer`   in the second part only
+    founders ─► round 1 ─► all stand in round 2 ─► a newcomer links ─► it stands in round 2, too ─► it goes; the next
 
-Part 1, in turn, REPETITIONS times and once to warm up: the donors send the state's bytes as bare frames over the same
-lanes, a share each, which are opened into memory that is used again and not looked at (`lane_mb_per_s`); and a joiner
-without anything asks for the header, and fetches, verifies and assembles the state (`seconds`, `mb_per_s`, from
-its first request on). Medians are told; what arrives is compared with the state, bit by bit.
+Real nodes as a user starts them, on one machine, with no memory in common, and with updates that are made up
+(`synthetic`). Newcomers come one after the other, each with an empty folder; the first of them warms up. A state is two
+vectors of four bytes a parameter.
 
-Part 2 is `join_training`: the donors' training rate while they serve under a cap (`donor_rate_ratio`).
+    seconds            from when a newcomer is linked and has its model until it begins the round, on the state
+    lane               one lane between two processes that do nothing else, as `shoal bench lane` has it
+    donor_rate_ratio   what serving CAP_MB_PER_S leaves a donor of a core, by the processor time of founders' daemons
 """
 
 from __future__ import annotations
 
-import resource
 import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
-import numpy as np
+import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.cli.render import ShowNow
-from shoal.collectives.state import CertifiedState
-from shoal.lab.bench.join_donor import drawn_state
-from shoal.lab.bench.join_joiner import JoinBench, bare_errors, joining
-from shoal.lab.bench.join_training import training_rate
-from shoal.lab.case import Case
+from shoal.lab.bench.swarm import START_DEADLINE_S, BenchSpec, BenchSwarm, check_memory, running_swarm
+from shoal.lab.case import Case, Spec
+from shoal.lab.fleet import cpu_s, end
 from shoal.lab.targets import Row, Target
-from shoal.protocol.errors import LocalError
+from shoal.node.option import Option, Within
+from shoal.node.reporting.events import Linked, RoundStarted, TrainerStarted
+from shoal.testnet.lane_rate import measure_lane
 
-DONORS = Target(name="training of donors that serve under a cap", unit="× their rate undisturbed", least=0.9)
-LANES = Target(name="a verified state", unit="× the lanes' rate", least=0.5)
+STATE_BYTES_PER_VALUE: Final = 8
+CAP_MB_PER_S: Final = 100.0
+LANE_FRAMES, LANE_REPETITIONS = 512, 3
+READY: Final = (Linked, TrainerStarted)
+
+DONORS: Final = Target(name="a core that serves 100 MB/s, left to training", unit="× the core", least=0.9)
+LANES: Final = Target(name="a verified state", unit="× the rate of one lane")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinBench(Spec):
+    """Options of `shoal bench join`."""
+
+    state_mb: Annotated[
+        int, Option("--state-mb", help="Size of the state: 8 bytes per parameter.", check=Within(1, 16_000))
+    ] = 1000
+    donors: Annotated[int, Option("--donors", help="Founders, who serve it.", check=Within(1, 16))] = 3
+    repetitions: Annotated[
+        int, Option("--repetitions", help="Newcomers, one after the other; one more warms up.", check=Within(1, 100))
+    ] = 3
+
+    @property
+    def swarm(self) -> BenchSpec:
+        """Swarm of the donors."""
+        numel = self.state_mb * 1_000_000 // STATE_BYTES_PER_VALUE
+        return BenchSpec(peers=self.donors, numel=numel, codec="int8", rounds=1, sockets=True)
+
+
+class Joined(NamedTuple):
+    """Seconds that a newcomer took, and processor time of all donors meanwhile, in seconds."""
+
+    seconds: float
+    donors_cpu_s: float
 
 
 class JoinSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates in MB/s (10^6 bytes), of the state's bytes.
+    """Medians over the newcomers. Rates are of the state's bytes, in MB/s (10^6 bytes), of all donors together."""
 
-    seconds: from the joiner's first request to the state assembled, the median. lane_ratio: its part of the lanes'
-    rate, the median over neighbouring runs. extra_mb: by how much more than the state the joiner's memory grew at its
-    peak. by_donor: bytes of the last transfer. cpu_s_per_gb, lane_cpu_s_per_gb: processor time of joiner and donors,
-    for a state and for as many bare frames.
-
-    Of the second part, None without it: donor_rate_ratio, and donor_wall_ratio by the clock; capped_donors, how many
-    trained and served; capped_mb_per_s, what the joiner got of them together, and cap_mb_per_s, what their caps allow;
-    capped_cpu_s_per_gb, the processor time of the donors alone.
-    """
-
-    state_mb: float
+    state_mb: int
     donors: int
     seconds: float
     mb_per_s: float
     lane_mb_per_s: float
-    donor_rate_ratio: float | None
     lane_ratio: float
-    runs_mb_per_s: tuple[float, ...]
-    lane_runs_mb_per_s: tuple[float, ...]
-    donor_wall_ratio: float | None
-    capped_donors: int | None
-    capped_mb_per_s: float | None
-    cap_mb_per_s: float | None
-    capped_cpu_s_per_gb: float | None
-    cpu_s_per_gb: float
-    lane_cpu_s_per_gb: float
-    extra_mb: float
-    by_donor: tuple[int, ...]
+    donor_cpu_s_per_gb: float
+    donor_rate_ratio: float
+    runs_s: tuple[float, ...]
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -75,76 +87,60 @@ class JoinSpeed(msgspec.Struct, frozen=True, kw_only=True):
         return LANES.row(self.lane_ratio), DONORS.row(self.donor_rate_ratio)
 
 
-def run(bench: JoinBench, tell: ShowNow) -> JoinSpeed:
-    """Fetch a state from several donor processes over loopback, beside bare frames over the same lanes."""
-    with TemporaryDirectory(prefix="shoal-bench-join-") as folder, bare_errors():
-        speed = trio.run(_measure, bench, Path(folder))
-    if not bench.training:
-        return speed
-    found = training_rate(bench)
-    return msgspec.structs.replace(
-        speed,
-        donor_rate_ratio=found.ratio,
-        donor_wall_ratio=found.wall_ratio,
-        capped_donors=found.donors,
-        capped_mb_per_s=found.served_mb_per_s,
-        cap_mb_per_s=found.cap_mb_per_s,
-        capped_cpu_s_per_gb=found.cpu_s_per_gb,
-    )
-
-
-async def _measure(bench: JoinBench, folder: Path) -> JoinSpeed:
-    lanes, joins, lane_cpu, join_cpu = [], [], [], []
-    async with joining(bench, folder, cap=0) as joiner:
-        for repetition in range(bench.repetitions + 1):
-            cpu = joiner.cpu_s()
-            raw = await joiner.receive_raw()
-            lane_spent, before = joiner.cpu_s() - cpu, _peak_bytes()
-            state, seconds, join_spent = await joiner.join()
-            if repetition == 0:
-                extra = _peak_bytes() - before - bench.state_bytes
-                _check(state, bench)
-            else:
-                lanes.append(bench.state_bytes / raw / 1e6)
-                joins.append(seconds)
-                lane_cpu.append(lane_spent / bench.state_bytes * 1e9)
-                join_cpu.append(join_spent / bench.state_bytes * 1e9)
-            del state
-        by_donor = tuple(joiner.catchup.donated.get(peer, 0) for peer in joiner.peers)
-    seconds, lane = statistics.median(joins), statistics.median(lanes)
-    ratios = [bench.state_bytes / join / 1e6 / lane for join, lane in zip(joins, lanes, strict=True)]
+def speed_of(bench: JoinBench, joined: Sequence[Joined], lane_mb_per_s: float) -> JoinSpeed:
+    """Sum up what newcomers took."""
+    seconds = statistics.median(one.seconds for one in joined)
+    cpu_s_per_gb = statistics.median(one.donors_cpu_s for one in joined) / bench.state_mb * 1000
     return JoinSpeed(
         state_mb=bench.state_mb,
         donors=bench.donors,
         seconds=round(seconds, 4),
-        mb_per_s=round(bench.state_bytes / seconds / 1e6, 1),
-        lane_mb_per_s=round(lane, 1),
-        donor_rate_ratio=None,
-        lane_ratio=round(statistics.median(ratios), 3),
-        runs_mb_per_s=tuple(round(bench.state_bytes / run / 1e6, 1) for run in joins),
-        lane_runs_mb_per_s=tuple(round(run, 1) for run in lanes),
-        donor_wall_ratio=None,
-        capped_donors=None,
-        capped_mb_per_s=None,
-        cap_mb_per_s=None,
-        capped_cpu_s_per_gb=None,
-        cpu_s_per_gb=round(statistics.median(join_cpu), 3),
-        lane_cpu_s_per_gb=round(statistics.median(lane_cpu), 3),
-        extra_mb=round(extra / 1e6, 1),
-        by_donor=by_donor,
+        mb_per_s=round(bench.state_mb / seconds, 1),
+        lane_mb_per_s=round(lane_mb_per_s, 1),
+        lane_ratio=round(bench.state_mb / seconds / lane_mb_per_s, 3),
+        donor_cpu_s_per_gb=round(cpu_s_per_gb, 3),
+        donor_rate_ratio=round(1 - cpu_s_per_gb * CAP_MB_PER_S / 1000, 3),
+        runs_s=tuple(round(one.seconds, 4) for one in joined),
     )
 
 
-def _check(state: CertifiedState, bench: JoinBench) -> None:
-    """Raises LocalError unless the state is, bit by bit, what the donors drew."""
-    want = drawn_state(bench.numel)
-    for mine, theirs in ((state.anchor, want.anchor), (state.momentum, want.momentum)):
-        if not np.array_equal(mine.view(np.uint32), theirs.view(np.uint32)):
-            raise LocalError("the benchmark's state arrived changed")
+def run(bench: JoinBench, tell: ShowNow) -> JoinSpeed:
+    """Let newcomers fetch the state of real nodes, one after the other, beside what one lane carries."""
+    check_memory(replace(bench.swarm, peers=bench.donors + 1), psutil.virtual_memory().available)
+    with TemporaryDirectory(prefix="shoal-bench-join-") as folder:
+        joined = trio.run(_measure, bench, Path(folder), tell)
+    lane = measure_lane(frames=LANE_FRAMES, repetitions=LANE_REPETITIONS)
+    return speed_of(bench, joined, lane.encrypted_mb_per_s)
 
 
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+async def _measure(bench: JoinBench, folder: Path, tell: ShowNow) -> list[Joined]:
+    async with running_swarm(bench.swarm, folder) as swarm:
+        await swarm.play(1)
+        joined = []
+        for number in range(bench.repetitions + 1):
+            tell(f"newcomer {number} of {bench.repetitions}", number / (bench.repetitions + 1))
+            joined.append(await _join(swarm, bench.donors + number))
+        return joined[1:]
+
+
+async def _join(swarm: BenchSwarm, index: int) -> Joined:
+    donors = swarm.nodes[: swarm.spec.peers]
+    newcomer, journal = swarm.add(index), swarm.journal
+    await swarm.launch(newcomer, join=tuple(address for donor in donors for address in donor.addresses))
+    await swarm.until(
+        lambda: all(journal.of(kind, index) for kind in READY),
+        "the newcomer is linked and has its model",
+        START_DEADLINE_S + swarm.spec.round_deadline_s,
+    )
+    processes = [psutil.Process(donor.lives[-1].pid) for donor in donors]
+    before = cpu_s(processes)
+    await swarm.until(
+        lambda: bool(journal.of(RoundStarted, index)), "the newcomer has the state", swarm.spec.round_deadline_s
+    )
+    spent = cpu_s(processes) - before
+    seconds = journal.of(RoundStarted, index)[0].at - max(journal.of(kind, index)[0].at for kind in READY)
+    await end(newcomer)
+    return Joined(seconds, spent)
 
 
 CASE: Final = Case(spec=JoinBench, run=run)

@@ -1,10 +1,10 @@
-"""`shoal bench train` and `train-table`: options, two pictures, and results of several runs together."""
+"""`shoal bench train` and `train-table`: options, and results of several runs together."""
 
 from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,9 +17,8 @@ import typer
 from shoal.cli.options import Strategy
 from shoal.cli.render import ShowNow
 from shoal.cli.testnet_report import TestnetProgress
-from shoal.lab import picture
 from shoal.lab.bench.train import TrainResult, disturbed_row, load_result, measure, merged, to_json
-from shoal.lab.bench.train_spec import ALPHA, SECTIONS, TOKENS, Point, TrainBench
+from shoal.lab.bench.train_spec import ALPHA, SECTIONS, TOKENS, TrainBench
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.targets import Row
 from shoal.node.option import Option, given_options, options_of
@@ -30,37 +29,7 @@ from shoal.protocol.manifest_workload import Option as WorkloadOption
 from shoal.protocol.toml_text import parse_toml
 
 RESULT: Final = "train.json"
-LOSS_VS_BYTES: Final = "loss_vs_bytes.png"
-LOSS_VS_TOKENS: Final = "loss_vs_tokens.png"
-"""Names of the results' files."""
-
-
-def draw(result: TrainResult, folder: Path) -> None:
-    """Write both pictures: the curve of the first seed, and the synchronous one."""
-    _draw(result, folder / LOSS_VS_BYTES, lambda point: point.wire_bytes / 1e6, "MB sent by all nodes", log=True)
-    _draw(result, folder / LOSS_VS_TOKENS, lambda point: point.tokens / 1e6, "million tokens", log=False)
-
-
-def _draw(result: TrainResult, path: Path, across: Callable[[Point], float], label: str, *, log: bool) -> None:
-    run = result.seeds[0]
-    curves = (
-        picture.Curve(
-            name=name,
-            across=[across(point) for point in points if across(point) > 0],
-            up=[point.val_loss for point in points if across(point) > 0],
-            colour=colour,
-            style=style,
-            marker=".",
-        )
-        for name, points, colour, style in (
-            ("synchronous", run.sync_curve, "#444444", "--"),
-            (result.strategy, run.curve, "#1f6f8b", "-"),
-        )
-    )
-    picture.draw(path, curves, across=label, up="held-out loss (bits per byte)", log=log)
-
-
-# -- the commands --------------------------------------------------------------------------------------------
+"""Name of the result's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +93,7 @@ class TrainOptions(Spec):
     ] = None
     out: Annotated[
         Path | None,
-        Option("--out", help="Where train.json, two plots and the testnets' folders go.", metavar="FOLDER"),
+        Option("--out", help="Where train.json and the testnets' folders go.", metavar="FOLDER"),
     ] = None
 
     @property
@@ -194,7 +163,6 @@ def run(options: TrainOptions, tell: ShowNow) -> TrainResult:
         result = msgspec.structs.replace(result, commands=(options.command,))
         if options.out is not None:
             write_atomically(folder / RESULT, to_json(result))
-            draw(result, folder)
     return result
 
 
