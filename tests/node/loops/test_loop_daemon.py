@@ -59,7 +59,8 @@ def test_line_of_a_swarm_that_trains_by_itself_is_refused_and_leaves_no_daemon(t
 
 def test_link_is_told_to_the_daemon_where_no_other_user_sees_it(tmp_path: Path) -> None:
     folder, line = folder_of(tmp_path, "own-loop")
-    daemon = found_or_started(line, folder, peers=(), options=("--no-mdns", "--listen", "/ip4/127.0.0.1/tcp/0"))
+    told = f"note: this swarm's nodes train loops: join(model, optimizer, 'shoal:…') takes the link\n{line}\n" * 4
+    daemon = found_or_started(told, folder, peers=(), options=("--no-mdns", "--listen", "/ip4/127.0.0.1/tcp/0"))
     try:
         assert daemon.manifest.workload.name == "own-loop"
         (commands,) = (child.cmdline() for child in psutil.Process().children() if str(folder) in child.cmdline())
