@@ -31,7 +31,7 @@ SWARM: tuple[Bug, ...] = (
     ),
     bug(
         "who is revoked is parted from before it was sent the list",
-        "tests/swarm/test_admission.py::test_revoked_member_is_parted_from_by_all_and_refused_from_then_on",
+        "tests/swarm/test_admission.py::test_nothing_is_heard_from_who_is_revoked_while_it_is_sent_the_list",
         'its admission back", last_word=True)',
         'its admission back")',
     ),

@@ -219,8 +219,8 @@ async def test_nothing_is_heard_from_who_is_revoked_while_it_is_sent_the_list() 
         founder.members.revoke(revoking(guest))
         assert guest.peer in founder.host.connected()
         guest.members.links.send(founder.peer, Leave(term=Term(), round=9, base=bytes(32), signature=bytes(64)))
-        await until(lambda: guest.says("revoked", guest))
         await until(lambda: guest.peer not in founder.host.connected())
+        assert guest.says("revoked", guest), "it read the list before its connection was closed"
         assert heard == []
 
 
