@@ -44,7 +44,7 @@ def _cap(text: str | None, option: str) -> str:
     try:
         return str(parse_rate(text, option))
     except ConfigError as error:
-        raise ConfigError(f"{error}; {NO_CAP}: no cap") from None
+        raise ConfigError(f"{error}; write {NO_CAP} for no cap") from None
 
 
 def _in_words(bytes_per_s: object) -> str:

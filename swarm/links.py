@@ -134,7 +134,7 @@ class _Link:
     """One link. In the queue an event stands for "all before it is sent".
 
     said_at: when the peer last said more than that it is alive, at first when the link came up. takes_part: it said
-    something of a round. rests_since: infinity while it is up.
+    something of a round. rests_since: infinity while it is up. unheard: it is parted from, and sent the last word.
     """
 
     peer: PeerId
@@ -145,6 +145,7 @@ class _Link:
     said_at: float
     takes_part: bool = False
     rests_since: float = math.inf
+    unheard: bool = False
 
 
 class AdmissionControl(Protocol):
@@ -419,7 +420,9 @@ class Links:
         link = self._links.pop(peer, None) or self._resting.pop(peer, None)
         if link is None:
             return False
-        if not last_word_s:
+        if last_word_s:
+            link.unheard = True
+        else:
             link.scope.cancel()
         self._parting[peer] = parted = trio.Event()
         self._jobs.send_nowait(partial(self._disconnect, link, parted, last_word_s))
@@ -605,7 +608,7 @@ class Links:
                 for sealed in await stream.receive_all():
                     if self._resting.get(link.peer) is link:
                         self._wake(link)
-                    if self._links.get(link.peer) is link:  # else it is parted from, and has the last word coming
+                    if not link.unheard:
                         self._hear(stream.peer, sealed)
                     await link.pace.read(len(sealed))
         except StreamEnded as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
@@ -50,12 +51,17 @@ def is_loopback(host: str) -> bool:
 def own_networks() -> tuple[Network, ...]:
     """The networks that this machine has an interface in."""
     found: list[Network] = []
-    for entries in psutil.net_if_addrs().values():
-        for entry in entries:
-            if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask and "%" not in entry.address:
-                prefix = bin(int(ipaddress.ip_address(entry.netmask))).count("1")
-                found.append(ipaddress.ip_network(f"{entry.address}/{prefix}", strict=False))
+    for _, entry in _addresses():
+        if entry.netmask and "%" not in entry.address:
+            prefix = bin(int(ipaddress.ip_address(entry.netmask))).count("1")
+            found.append(ipaddress.ip_network(f"{entry.address}/{prefix}", strict=False))
     return tuple(found)
+
+
+def _addresses() -> Iterator[tuple[str, Any]]:
+    """The IP addresses of this machine, each with the name of its interface; as psutil tells them."""
+    for name, entries in psutil.net_if_addrs().items():
+        yield from ((name, entry) for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6))
 
 
 def in_dialling_order(addresses: Sequence[str]) -> tuple[str, ...]:
@@ -88,25 +94,14 @@ def in_dialling_order(addresses: Sequence[str]) -> tuple[str, ...]:
 
 def own_hosts() -> frozenset[str]:
     """The IP addresses of this machine's interfaces."""
-    return frozenset(
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family in (socket.AF_INET, socket.AF_INET6)
-    )
+    return frozenset(entry.address for _, entry in _addresses())
 
 
 def has_network() -> bool:
     """True if an interface that is up has an address which means something beyond this machine."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    return any(
-        entry.family in (socket.AF_INET, socket.AF_INET6)
-        and not is_loopback(entry.address)
-        and not ipaddress.ip_address(entry.address).is_link_local
-        for name, entries in psutil.net_if_addrs().items()
-        if name in up
-        for entry in entries
-    )
+    here = (ipaddress.ip_address(entry.address) for name, entry in _addresses() if name in up)
+    return any(not address.is_loopback and not address.is_link_local for address in here)
 
 
 def reachable_addresses(bound: Iterable[tuple[str, int]], peer: PeerId) -> tuple[str, ...]:
@@ -134,8 +129,6 @@ def bound_hosts(host: str) -> list[str]:
 
 def interface_hosts(family: int) -> list[str]:
     """The addresses of this machine's interfaces, of one family."""
-    addresses = [
-        entry.address for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == family
-    ]
+    addresses = [entry.address for _, entry in _addresses() if entry.family == family]
     # A link-local address means something only together with the interface it came from.
     return [address for address in addresses if "%" not in address and not address.startswith("169.254.")]

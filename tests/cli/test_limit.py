@@ -54,6 +54,6 @@ def test_what_is_no_rate_is_told_in_one_line(node: FakeNode, capsys: pytest.Capt
     assert execute(["limit", "--max-upload", "fast"]) == 2
     assert capsys.readouterr().err == (
         "shoal: --max-upload: 'fast' is not a rate; write 10M or 10MB/s for bytes, 80Mbit for bits a second; "
-        "none: no cap\n"
+        "write none for no cap\n"
     )
     assert node.asked == []

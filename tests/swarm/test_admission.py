@@ -209,6 +209,21 @@ async def test_revoked_member_is_parted_from_by_all_and_refused_from_then_on(adm
         await assert_linked(founder, second)
 
 
+async def test_nothing_is_heard_from_who_is_revoked_while_it_is_sent_the_list() -> None:
+    founder, guest = Guest(1), Guest(2, credential=bound(2))
+    async with running(founder, guest):
+        await guest.join(founder)
+        await assert_linked(founder, guest)
+        heard: list[object] = []
+        founder.members.message = lambda peer, message: heard.append(message)  # type: ignore[method-assign]
+        founder.members.revoke(revoking(guest))
+        assert guest.peer in founder.host.connected()
+        guest.members.links.send(founder.peer, Leave(term=Term(), round=9, base=bytes(32), signature=bytes(64)))
+        await until(lambda: guest.peer not in founder.host.connected())
+        assert guest.says("revoked", guest), "it read the list before its connection was closed"
+        assert heard == []
+
+
 async def test_newcomer_hears_of_a_revocation_from_a_member_that_was_told() -> None:
     founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=bound(3))
     outcast = Guest(4, credential=bound(4))
