@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shoal.node.named_code import import_class, made
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.gym_families import OFFERED, REFUSED
 from shoal.node.sapo.tasks import Config, TaskChoice, TaskFamily, TaskSource
@@ -45,20 +46,13 @@ def load_family(name: str) -> TaskFamily:
             f"reasoning-gym's are offered by name, and your own by the entry-point group {GROUP!r} (installed: {own})"
         )
     (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
-    try:
-        found = point.load()
-        family = found.from_name(name) if isinstance(found, type) and issubclass(found, TaskFamily) else None
-    except ConfigError:
-        raise
-    except Exception as error:  # importing runs the user's code, which may raise anything
+    what = f"task family {name!r}"
+    found = import_class(what, point.value)
+    if not issubclass(found, TaskFamily):
         raise ConfigError(
-            f"task family {name!r} cannot be made: {type(error).__name__}: {error}; correct its class"
-        ) from error
-    if family is None:
-        raise ConfigError(
-            f"task family {name!r}: {point.value} is no class derived from shoal.node.sapo.tasks.TaskFamily; "
-            "make it one"
+            f"{what}: {point.value} is no class derived from shoal.node.sapo.tasks.TaskFamily; make it one"
         )
+    family = made(what, lambda: found.from_name(name))
     if family.name != name:
         raise ConfigError(f"task family {name!r} calls itself {family.name!r}; give the entry point that name")
     return family
