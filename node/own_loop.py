@@ -148,6 +148,7 @@ class Swarm:
         self._alone = False  # as was said: without a quorum
         self._last_loss: float | None = None
         self._warned_at = -math.inf
+        self._warned: set[str] = set()
         self._device = next(self._model.parameters()).device
         self._daemon: LoopDaemon | None = None
         self._client: LoopClient | None = None
@@ -379,7 +380,7 @@ class Swarm:
             self._order = None
         self._snapshots.withdraw()
         if not written.tokens:
-            logger.warning("step(tokens=0) weighs nothing: give what each of the %d steps was made on", tally.steps)
+            self._warn_once("step(tokens=0) weighs nothing: give what each of the %s steps was made on", tally.steps)
         client.send(
             Contribution(
                 number=written.number,
@@ -394,6 +395,11 @@ class Swarm:
                 blocked_s=tally.blocked_s,
             )
         )
+
+    def _warn_once(self, text: str, value: float) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning(text, value)
 
     # -- orders ----------------------------------------------------------------------------------------------
 
@@ -574,7 +580,7 @@ class Swarm:
                 self.held_out = value = self._ranks.mean(value)
                 self._held_out_round = self.round
                 if not math.isfinite(value):
-                    logger.warning(NOT_FINITE, value)
+                    self._warn_once(NOT_FINITE, value)
             finally:
                 self._flat.scatter(local)
         if value is not None:
@@ -656,16 +662,19 @@ def join(
         )
 
         return OtherRank(model, optimizer, evaluate=evaluate)
-    return Swarm(
-        model,
-        optimizer,
-        manifest,
-        data_dir=data_dir,
-        peers=peers,
-        evaluate=evaluate,
-        options=options,
-        wait_s=wait_s,
-    )
+    try:
+        return Swarm(
+            model,
+            optimizer,
+            manifest,
+            data_dir=data_dir,
+            peers=peers,
+            evaluate=evaluate,
+            options=options,
+            wait_s=wait_s,
+        )
+    except ConfigError as error:
+        raise error.with_traceback(None) from None
 
 
 __all__ = ["ConfigError", "NetworkError", "ShoalError", "Swarm", "SwarmWarning", "join", "node_seed"]

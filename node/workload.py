@@ -10,7 +10,6 @@ This module does not import torch: the daemon can use it.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import inspect
 import sys
@@ -19,7 +18,7 @@ from importlib.machinery import BuiltinImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from shoal.node.pipe import one_line
+from shoal.node.named_code import import_class, made
 from shoal.node.training.trainer_messages import Assignment, Scalar
 from shoal.protocol.errors import ConfigError, did_you_mean
 
@@ -173,14 +172,7 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
         if not callable(getattr(factory, method, None)):
             raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {', '.join(METHODS)}")
     arguments = _check_options(name, factory, options, data)
-    try:
-        workload = factory(**arguments)
-    except ConfigError:
-        raise
-    except Exception as error:  # the user's code may raise anything; the cause carries its traceback
-        raise ConfigError(
-            f"workload {name!r} cannot be made: {one_line(error)}; correct its options or its class"
-        ) from error
+    workload = made(f"workload {name!r}", lambda: factory(**arguments))
     if not isinstance(getattr(workload, "metric", None), str):
         raise ConfigError(f"workload {name!r} has no text `metric` that says what evaluate() returns")
     return cast(Workload, workload)
@@ -188,7 +180,9 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
 
 def class_of(name: str) -> Callable[..., object]:
     """Import the class of the workload called `name`. Raises ConfigError as `load_workload`."""
-    return _import_class(name) if ":" in name else _installed_class(name)
+    if "" not in sys.path:
+        sys.path.append("")  # at the end: a file of the user's must not shadow the standard library
+    return import_class(f"workload {name!r}", name if ":" in name else _installed(name))
 
 
 def missing_module(name: str) -> str | None:
@@ -201,7 +195,7 @@ def missing_module(name: str) -> str | None:
     return None if BuiltinImporter.find_spec(top) or PathFinder.find_spec(top, path) else top
 
 
-def _installed_class(name: str) -> Callable[..., object]:
+def _installed(name: str) -> str:
     known = installed_workloads()
     if name not in known:
         raise ConfigError(
@@ -209,31 +203,7 @@ def _installed_class(name: str) -> Callable[..., object]:
             "and your own is named module:Class"
         )
     (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
-    return _import_class(point.value, shown=name)
-
-
-def _import_class(path: str, shown: str | None = None) -> Callable[..., object]:
-    module_name, _, class_name = path.partition(":")
-    shown = shown or path
-    if not module_name or not class_name.isidentifier():
-        raise ConfigError(f"workload {shown!r} must be of the form module:Class")
-    if "" not in sys.path:
-        sys.path.append("")  # at the end: a file of the user's must not shadow the standard library
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"workload {shown!r}: there is no module {error.name!r}; start this where its file lies, or install it"
-            ) from None
-        remedy = "correct it" if isinstance(error, SyntaxError) else "install what it needs"
-        raise ConfigError(f"workload {shown!r} cannot be imported: {one_line(error)}; {remedy}") from error
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        hint = did_you_mean(class_name, classes, "; correct it")
-        raise ConfigError(f"module {module_name!r} has no class {class_name!r}{hint}")
-    return found
+    return point.value
 
 
 def _check_options(

@@ -23,7 +23,8 @@ from shoal.node.pipe import EXIT_ORPHANED, SUMMARY_LIMIT_CHARS
 from shoal.node.sapo import learner_state
 from shoal.node.sapo.agent_messages import Begin, Done, Finished, Probed, Ready, Saved, Teaching
 from shoal.node.sapo.averaging import Averaging
-from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, choices_of, run
+from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, run
+from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.following import Following
 from shoal.node.sapo.grpo import GrpoSettings
 from shoal.node.sapo.held_out import HeldOut, held_out_tasks
@@ -93,7 +94,7 @@ class Agent:
             limit = factory.warm_up.updates
             report = warm_up(
                 policy,
-                choices_of(begin),
+                load_choices(section.tasks),
                 factory.warm_up,
                 score=partial(scorer.score_each, own=True),
                 seed=begin.seed,

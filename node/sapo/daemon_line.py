@@ -27,11 +27,11 @@ from shoal.node.sapo.agent_messages import (
     Take,
     unpack_order,
 )
-from shoal.node.sapo.families import load_family
+from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.judge import Judge
 from shoal.node.sapo.scoring import Scorer
-from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.node.sapo.tasks import TaskSource
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
 from shoal.protocol.offer_book import Offer
@@ -154,14 +154,6 @@ def worth_waiting_s(count: int, drawn: int, drawn_s: float) -> float | None:
     return min(WAIT_LIMIT_S, max(WORTH_LEAST_S, count * drawn_s / drawn)) if drawn else None
 
 
-def choices_of(begin: Begin) -> list[TaskChoice]:
-    """The families that the swarm draws from. Raises ConfigError for one that is not to be had here."""
-    return [
-        TaskChoice(family=load_family(entry.family), config=entry.config, weight=entry.weight)
-        for entry in begin.rollouts.tasks
-    ]
-
-
 MakeRounds = Callable[[Begin, DaemonLine, TaskSource, Scorer], None]
 
 
@@ -172,7 +164,7 @@ def serve(descriptor: int, make_rounds: MakeRounds) -> int:
         begin = line.receive()
         if not isinstance(begin, Begin):
             raise LocalError(f"{type(begin).__name__} before Begin")
-        source = TaskSource(choices_of(begin))
+        source = TaskSource(load_choices(begin.rollouts.tasks))
         with Scorer(source) as scorer:
             scorer.check()
             make_rounds(begin, line, source, scorer)

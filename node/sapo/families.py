@@ -1,4 +1,4 @@
-"""A task family by its name, and the source of tasks that a table of names describes.
+"""A task family by its name, and what the tasks of a manifest are drawn from.
 
 Names are those of reasoning-gym (gym.py) and of the entry-point group ``shoal.tasks``; a manifest from a peer can name
 no other code than what is installed here.
@@ -7,25 +7,18 @@ no other code than what is installed here.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterable
 
-import msgspec
-
+from shoal.node.named_code import import_class, made
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.gym_families import OFFERED, REFUSED
-from shoal.node.sapo.tasks import Config, TaskChoice, TaskFamily, TaskSource
+from shoal.node.sapo.tasks import TaskChoice, TaskFamily
 from shoal.protocol.errors import ConfigError, did_you_mean
+from shoal.protocol.manifest_rollouts import TaskEntry
 
-__all__ = ["GROUP", "TaskSettings", "installed_families", "load_family", "load_source"]
+__all__ = ["GROUP", "installed_families", "load_choices", "load_family"]
 
 GROUP = "shoal.tasks"
-
-
-class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One family as it is drawn from: its config or the name of a preset, and its weight next to the others."""
-
-    config: Config | str = "default"
-    weight: int = 1
 
 
 def installed_families() -> tuple[str, ...]:
@@ -45,30 +38,18 @@ def load_family(name: str) -> TaskFamily:
             f"reasoning-gym's are offered by name, and your own by the entry-point group {GROUP!r} (installed: {own})"
         )
     (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
-    try:
-        found = point.load()
-        family = found.from_name(name) if isinstance(found, type) and issubclass(found, TaskFamily) else None
-    except ConfigError:
-        raise
-    except Exception as error:  # importing runs the user's code, which may raise anything
+    what = f"task family {name!r}"
+    found = import_class(what, point.value)
+    if not issubclass(found, TaskFamily):
         raise ConfigError(
-            f"task family {name!r} cannot be made: {type(error).__name__}: {error}; correct its class"
-        ) from error
-    if family is None:
-        raise ConfigError(
-            f"task family {name!r}: {point.value} is no class derived from shoal.node.sapo.tasks.TaskFamily; "
-            "make it one"
+            f"{what}: {point.value} is no class derived from shoal.node.sapo.tasks.TaskFamily; make it one"
         )
+    family = made(what, lambda: found.from_name(name))
     if family.name != name:
         raise ConfigError(f"task family {name!r} calls itself {family.name!r}; give the entry point that name")
     return family
 
 
-def load_source(tables: Mapping[str, TaskSettings]) -> TaskSource:
-    """The source of a manifest's table: family names and how each is drawn from. Raises ConfigError."""
-    return TaskSource(
-        [
-            TaskChoice(family=load_family(name), config=settings.config, weight=settings.weight)
-            for name, settings in tables.items()
-        ]
-    )
+def load_choices(tasks: Iterable[TaskEntry]) -> list[TaskChoice]:
+    """What a manifest's tasks are drawn from. Raises ConfigError for a family that is not to be had here."""
+    return [TaskChoice(family=load_family(one.family), config=one.config, weight=one.weight) for one in tasks]

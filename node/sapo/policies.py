@@ -11,13 +11,13 @@ This module does not import torch: the command line can use it.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
+from shoal.node.named_code import import_class, made
 from shoal.node.training.trainer_messages import Scalar
 from shoal.protocol.errors import ConfigError, did_you_mean
 
@@ -71,22 +71,15 @@ def load_policy(name: str, options: Mapping[str, Scalar]) -> PolicyFactory:
             raise ConfigError(
                 f"policy {name!r} has no option {key!r}{did_you_mean(key, known)}; it has {', '.join(known) or 'none'}"
             )
-    try:
-        made = factory(**options)
-    except ConfigError:
-        raise
-    except Exception as error:  # the user's code may raise anything; the cause carries its traceback
-        raise ConfigError(
-            f"policy {name!r} cannot be made: {type(error).__name__}: {error}; correct its options"
-        ) from error
-    if not callable(getattr(made, "build", None)):
+    policy = made(f"policy {name!r}", lambda: factory(**options))
+    if not callable(getattr(policy, "build", None)):
         raise ConfigError(f"policy {name!r} has no method build(); it must have one")
-    return cast(PolicyFactory, made)
+    return cast(PolicyFactory, policy)
 
 
 def factory_of(name: str) -> type:
     """Import the class of the factory called `name`. Raises ConfigError as `load_policy`."""
-    return _import(name, BUILT_IN[name] if name in BUILT_IN else _installed(name))
+    return import_class(f"policy {name!r}", BUILT_IN[name] if name in BUILT_IN else _installed(name))
 
 
 def _installed(name: str) -> str:
@@ -97,15 +90,3 @@ def _installed(name: str) -> str:
         f"unknown policy {name!r}{did_you_mean(name, known)}; installed are {', '.join(known)}, and your own belongs "
         f"into the entry-point group {GROUP}"
     )
-
-
-def _import(name: str, path: str) -> type:
-    module_name, _, class_name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name, None)
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        remedy = "correct it" if isinstance(error, SyntaxError) else "install what it needs"
-        raise ConfigError(f"policy {name!r} cannot be imported: {type(error).__name__}: {error}; {remedy}") from error
-    if not isinstance(found, type):
-        raise ConfigError(f"policy {name!r}: {path} must be a class")
-    return found

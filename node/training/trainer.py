@@ -457,10 +457,9 @@ class Trainer:
         """Tell the daemon that training is over: by an event, or where none is awaited yet, by raising."""
         if not self._announced:
             if failed.configuration:
-                raise ConfigError(failed.summary)  # one line says it all; the traceback would be of our own code
+                raise ConfigError(failed.summary)  # one line says it all
             raise WorkloadError(failed.summary, failed.traceback)
-        traceback = "" if failed.configuration else failed.traceback
-        self._tell(TrainerFailed(summary=failed.summary, traceback=traceback))
+        self._tell(TrainerFailed(summary=failed.summary, traceback=failed.traceback))
 
 
 async def _next_report(child: Connection[Report]) -> Report:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -536,13 +537,19 @@ def test_steps_that_weigh_nothing_and_a_loss_that_is_none_are_told_of(
         await end.train(1, steps=2)
         event, _ = await end.contribution()
         told.append(event.tokens)
+        await end.apply(anchor, 1, taken=event.number)
+        await end.send(Evaluate(round=1))
+        await end.expect(Evaluated)
+        await end.train(2, steps=2)
+        await end.contribution()
         await end.send(Stop())
 
     evaluate = lambda model: float("nan")  # noqa: E731
     with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer, evaluate=evaluate) as swarm:
-        for number in range(3):
+        number = 0
+        while swarm.step(tokens=0):
             learn(model, optimizer, number)
-            swarm.step(tokens=0)
+            number += 1
     assert (str(told[0]), told[1]) == ("nan", 0)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "evaluate() returned nan, which is no loss: correct it, or lower the learning rate",
@@ -689,8 +696,9 @@ def test_what_cannot_be_trained_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to train"):
         join(other.requires_grad_(False), optimizer, "swarm.toml", data_dir=tmp_path)
     half = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
-    with pytest.raises(ConfigError, match=r"'bias' is torch\.bfloat16"):
+    with pytest.raises(ConfigError, match=r"'bias' is torch\.bfloat16") as caught:
         join(half, torch.optim.SGD(half.parameters(), lr=0.1), "swarm.toml", data_dir=tmp_path)
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][1:] == ["join"]
     with pytest.raises(ConfigError, match="shoal init"):
         join(model, optimizer, tmp_path / "swarm.toml", data_dir=tmp_path).__enter__()
 

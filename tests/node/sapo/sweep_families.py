@@ -15,10 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from shoal.node.sapo.families import TaskSettings, load_source
+from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.gym_families import OFFERED
 from shoal.node.sapo.scoring import Scorer
+from shoal.node.sapo.tasks import TaskSource
+from shoal.protocol.manifest_rollouts import TaskEntry
 from tests.node.sapo.planted import plant, trap
 
 SEEDS = 24
@@ -56,7 +58,7 @@ def main(names: list[str]) -> int:
     wrong: list[str] = []
     here, elsewhere = digests(names), digests_elsewhere(names)
     wrong += [f"{name}: other questions in another process" for name in names if here[name] != elsewhere[name]]
-    source = load_source({name: TaskSettings() for name in names})
+    source = TaskSource(load_choices(TaskEntry(family=name) for name in names))
     with (
         Scorer(source, text_limit_s=TEXT_LIMIT_S) as scorer,
         tempfile.TemporaryDirectory() as folder,

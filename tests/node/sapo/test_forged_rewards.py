@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.sapo.families import TaskSettings, load_source
+from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.gym_families import OFFERED
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
 from shoal.protocol.errors import LocalError
+from shoal.protocol.manifest_rollouts import TaskEntry
 from tests.node.sapo.hostile_family import Executes, ExecutesUnsaid
 
 pytestmark = [
@@ -49,7 +50,7 @@ FORGERIES = {
 
 @pytest.fixture(scope="module")
 def source() -> TaskSource:
-    return load_source({name: TaskSettings() for name in OFFERED})
+    return TaskSource(load_choices(TaskEntry(family=name) for name in OFFERED))
 
 
 @pytest.fixture(scope="module")

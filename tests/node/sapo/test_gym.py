@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.node.sapo.families import TaskSettings, load_family, load_source
+from shoal.node.sapo.families import load_choices, load_family
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.gym_families import EASY, LIMITS, OFFERED, REFUSED
 from shoal.node.sapo.scorers import SCORERS
-from shoal.node.sapo.tasks import Config, TaskFamily
+from shoal.node.sapo.tasks import Config, TaskChoice, TaskFamily
 from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.manifest_rollouts import TaskEntry
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="the extra shoal[rl] is not installed")
 """Not imported to find out, which takes seconds: every process that runs tests imports this module."""
@@ -129,7 +130,7 @@ def test_making_tasks_leaves_random_states_and_decimal_precision_alone() -> None
 
 @pytest.mark.parametrize("name", PAPER)
 def test_easy_preset_makes_short_questions_in_variety(name: str) -> None:
-    (family,) = load_source({name: TaskSettings(config="easy")}).families.values()
+    (family,) = (choice.family for choice in load_choices([TaskEntry(family=name, config="easy")]))
     easy = [family.make(family.presets["easy"], seed, 0) for seed in range(30)]
     usual = [family.make({}, seed, 0) for seed in range(30)]
     assert sum(len(task.question) for task in easy) < sum(len(task.question) for task in usual) * 1.2
@@ -166,7 +167,7 @@ def test_easy_preset_makes_short_questions_in_variety(name: str) -> None:
 )
 def test_config_is_refused_in_one_line(name: str, config: Config, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
-        load_source({name: TaskSettings(config=config)})
+        TaskChoice(family=load_family(name), config=config)
     assert "\n" not in str(refused.value)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.sapo.families import TaskSettings, load_source
+from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
+from shoal.protocol.manifest_rollouts import TaskEntry
 from tests.node.sapo.planted import plant, trap
 
 pytestmark = [
@@ -27,7 +28,7 @@ TEXT_LIMIT_S = 0.5
 
 @pytest.fixture(scope="module")
 def source() -> TaskSource:
-    return load_source({name: TaskSettings() for name in EVALUATING + OTHERS})
+    return TaskSource(load_choices(TaskEntry(family=name) for name in EVALUATING + OTHERS))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.node.sapo.families import TaskSettings, installed_families, load_family, load_source
+from shoal.node.sapo.families import installed_families, load_choices, load_family
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import (
     Config,
@@ -25,6 +25,7 @@ from shoal.node.sapo.tasks import (
 )
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest_rollouts import TaskEntry
 from shoal.protocol.rollouts import TaskRef
 from shoal.protocol.wire import SwarmId
 
@@ -221,7 +222,7 @@ def test_own_family_is_found_by_its_entry_point_and_scored_in_the_sandbox(
 ) -> None:
     install(tmp_path, monkeypatch, "echo = own_tasks:Echo")
     assert "echo" in installed_families()
-    source = load_source({"echo": TaskSettings(weight=2)})
+    source = TaskSource(load_choices([TaskEntry(family="echo", weight=2)]))
     task = source.draw(SWARM, ORIGIN, 1, 2)
     assert task.question == f"Say {task.ref.seed}"
     escape = f"__import__('os').mkdir({str(tmp_path / 'made')!r})"
@@ -235,8 +236,8 @@ def test_own_family_is_found_by_its_entry_point_and_scored_in_the_sandbox(
     ("entry_points", "name", "message"),
     [
         ("echo = own_tasks:Echo", "ecko", "unknown task family 'ecko'; did you mean 'echo'"),
-        ("echo = own_tasks:Absent", "echo", "'echo' cannot be made: AttributeError"),
-        ("echo = absent_module:Echo", "echo", "'echo' cannot be made: ModuleNotFoundError"),
+        ("echo = own_tasks:Absent", "echo", "module 'own_tasks' has no class 'Absent'"),
+        ("echo = absent_module:Echo", "echo", "'echo': there is no module 'absent_module'"),
         ("fails = own_tasks:Fails", "fails", "'fails' cannot be made: OSError: upside down"),
         ("path = pathlib:Path", "path", "pathlib:Path is no class derived from"),
         ("loud = own_tasks:Echo", "loud", "'loud' calls itself 'echo'"),
