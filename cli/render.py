@@ -40,9 +40,9 @@ from shoal.node.outcome import (
 )
 from shoal.node.peer_facts import ABSENT, Outlier, PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
+from shoal.node.text import fetched_text
 from shoal.protocol.names import THIS_NODE, by_name, short, with_id
 from shoal.protocol.seats import turn_text
-from shoal.protocol.voting import FaultModel, are_enough
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,7 +119,7 @@ class RunProgress:
                 self._show_phase(event.round)
                 self._log_after(LONG_ROUND_S, f"round {event.round}: {event.phase}")
             case StateFetched():
-                text = _fetched(event.done_bytes, event.total_bytes)
+                text = fetched_text(event.done_bytes, event.total_bytes)
                 self._show_now(text, event.done_bytes / max(event.total_bytes, 1))
                 self._log_after(LONG_FETCH_S, text)
             case StepsMade():
@@ -299,13 +299,12 @@ def status_lines(status: Status) -> list[str]:
         ("peer id", status.peer_id),
         ("swarm", status.swarm_id),
         *(("address", address) for address in status.addresses),
+        ("reached", _reached(status)),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
-        ("phase", phase_told(status)),
+        ("phase", status.doing or status.phase),
         *(() if status.counts_from is None else (("counts", f"its work, from round {status.counts_from} on"),)),
-        *(() if not status.why_paused else (("paused", status.why_paused),)),
         *(() if status.turn_in_rounds is None else (("seat", turn_text(status.turn_in_rounds)),)),
-        *(() if status.abstains is None else (("help", by_name(status.abstains, status.names, own=status.peer_id)),)),
-        *(("alert", by_name(alert, status.names, own=status.peer_id)) for alert in status.alerts),
+        *(("alert" if bad else "help", text) for bad, text in advice(status)),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
         ("loss", losses_told(status) or "–"),
         ("speed", _speed(status)),
@@ -316,7 +315,19 @@ def status_lines(status: Status) -> list[str]:
     lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status)
     lines += sample_lines(status) + peer_lines(status)
     lines += voter_lines(status) + settings_lines(status) + ban_lines(status)
-    return lines + rollback_lines(status) + missing_lines(status)
+    lines += rollback_lines(status)
+    return lines + _few([f"missing    {_who(peer, status)}" for peer in status.missing])
+
+
+def advice(status: Status) -> list[tuple[bool, str]]:
+    """What stands in the way and what helps, as the node's page has it, the worst first; True before what is bad."""
+    found = [check for check in status.checks if check.state != "ok"]
+    return [(check.state == "bad", by_name(check.text, status.names, own=status.peer_id)) for check in found]
+
+
+def _reached(status: Status) -> str:
+    told = {"public": "from outside", "relayed": "through members that relay"}
+    return told.get(status.reachability, "unknown: nobody outside has tried yet")
 
 
 def fetched_told(status: Status) -> str:
@@ -342,9 +353,9 @@ def peer_lines(status: Status) -> list[str]:
         lines.append(f"software   {', '.join(versions)}")
     if known.known > SHOWN_LIMIT:
         lines += [f"{name:<10} {text}" for name, text in _speed_texts(known, status)]
-        if known.most_behind:
-            lines.append(f"behind     {_named(known.most_behind, 'rounds', status)}")
-    return lines
+    if known.most_behind:
+        lines.append(f"behind     {_named(known.most_behind, 'rounds', status)}")
+    return lines + [f"gone       {_who(peer, status)}" for peer in known.gone if peer not in status.missing]
 
 
 def peer_counts(known: PeerSummary) -> str:
@@ -403,25 +414,16 @@ def _few(lines: Sequence[str]) -> list[str]:
 
 def _speed(status: Status) -> str:
     blocked = "" if status.blocked_fraction is None else f", {status.blocked_fraction:.1%} of the time blocked"
-    return f"{speed_told(status.tokens_per_s).removeprefix('speed ')}{blocked}"
+    return f"{speed_told(status).removeprefix('speed ')}{blocked}"
 
 
-def speed_told(tokens_per_s: float | None) -> str:
-    """`1,235 tokens/s`; a node that has measured none does not say 0."""
-    return "speed not measured yet" if tokens_per_s is None else f"{figure(tokens_per_s)} tokens/s"
-
-
-def phase_told(status: Status) -> str:
-    """`train, step 40 of 100`, or how much of the state is here: the phase, and how far it is where that is known."""
-    if status.phase == "train" and status.step is not None and status.steps is not None:
-        return f"{status.phase}, step {status.step} of {status.steps}"
-    if status.fetched_bytes is not None and status.state_bytes is not None:
-        return f"{status.phase}, {_fetched(status.fetched_bytes, status.state_bytes)}"
-    return status.phase
-
-
-def _fetched(done_bytes: int, total_bytes: int) -> str:
-    return f"fetching the swarm's state: {quantity(done_bytes, 'B')} of {quantity(total_bytes, 'B')}"
+def speed_told(status: Status) -> str:
+    """`1,235 tokens/s`; a node that has measured none does not say 0, and an agent says what it wrote in all."""
+    if status.tokens_per_s is not None:
+        return f"{figure(status.tokens_per_s)} tokens/s"
+    if status.rollouts is not None:
+        return f"{status.rollouts.generated_tokens:,} tokens generated"
+    return "speed not measured yet"
 
 
 def losses_told(status: Status) -> str:
@@ -503,9 +505,9 @@ def sample_text(prompt: str, text: str) -> str:
 
 
 def voter_lines(status: Status) -> list[str]:
-    """List the voters where they are named, and not all of the members and nobody else."""
+    """List the voters, in one word where they are all of the members and nobody else."""
     if sorted(status.voters) == sorted(member.peer_id for member in status.members):
-        return []
+        return [f"voters     {'the member' if len(status.voters) == 1 else 'all members'}"] if status.voters else []
     return _few([f"voter      {_who(peer, status)}" for peer in status.voters])
 
 
@@ -530,29 +532,6 @@ def rollback_lines(status: Status) -> list[str]:
         f"rollback   {_who(wish.peer_id, status)} would go back to round {wish.round}, {reasons[wish.asked]}"
         for wish in status.rollbacks
     ]
-
-
-def missing_lines(status: Status) -> list[str]:
-    """List the voters that are missing, what that means and what helps; nothing if all are there."""
-    if not status.missing:
-        return []
-    here, voters, lying = len(status.voters) - len(status.missing), len(status.voters), status.faults == "lying"
-    enough = are_enough(here, voters, FaultModel(status.faults))
-    if enough:
-        effect = f"rounds go on with {here} of {count(voters, 'voter')}"
-    else:
-        wait = "may wait" if 2 * here == voters and not lying else "wait"  # of two halves, one has the casting vote
-        quorum = "more than two thirds" if lying else "a majority"
-        effect = (
-            f"rounds {wait} for {quorum}, {here} of {count(voters, 'voter')} here; this node trains on alone meanwhile"
-        )
-    one = len(status.missing) == 1
-    remedy = f"start {'the missing one' if one else 'those that are missing'} again where {'it' if one else 'they'} ran"
-    lines = _few([f"missing    {_who(peer, status)}" for peer in status.missing])
-    if not enough and status.long_missing:
-        gone = " ".join(in_one_line(peer) for peer in status.long_missing)
-        remedy += f"; silent for an hour, and if gone for good: `shoal rebase --forget {gone}` with the authority's key"
-    return [*lines, f"help       {effect}; {remedy}"]
 
 
 def member_rows(members: Sequence[MemberStatus], status: Status) -> list[tuple[str, str, str, str]]:

@@ -19,8 +19,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.node.dashboard.facts import Facts, NodeFacts
-from shoal.node.peer_facts import QUANTILES, STATES, PeerFacts, PeerSummary, summary_of
+from shoal.node.control_client import Status
+from shoal.node.dashboard.facts import Facts
+from shoal.node.peer_facts import QUANTILES, STATES, PeerSummary, summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event, name_of
 from shoal.protocol.member import ABSTAINING, FORKED
@@ -138,15 +139,15 @@ class _Now(Collector):
         """The families of this moment."""
         if self.facts is None:
             return
-        node = self.facts.node
-        yield _info(node, self.facts.peers)
-        yield _one_of("shoal_phase", "The phase that this node is in.", "phase", PHASES, node.phase)
-        yield from _peers(node, summary_of(self.facts.peers))
-        yield from _gauges(node, self.coverage, self._viewers())
-        yield from _bytes(node)
-        yield _errors(node)
+        status = self.facts.status
+        yield _info(status)
+        yield _one_of("shoal_phase", "The phase that this node is in.", "phase", PHASES, status.phase)
+        yield from _peers(status, status.peers or summary_of(self.facts.peers))
+        yield from _gauges(status, self.coverage, self._viewers())
+        yield from _bytes(status)
+        yield _errors(status)
         yield from self._peer_bytes(self.facts)
-        yield from _rollouts(node)
+        yield from _rollouts(status)
 
     def _peer_bytes(self, facts: Facts) -> Iterator[Metric]:
         for peer in facts.peers:
@@ -175,15 +176,16 @@ def _grown(before: int, after: int) -> int:
     return after - before if after >= before else after
 
 
-def _info(node: NodeFacts, peers: Iterable[PeerFacts]) -> Metric:
+def _info(status: Status) -> Metric:
+    node = status.node
     family = InfoMetricFamily("shoal_node", "Who this node is.")
     family.add_metric(
         (),
         {
-            "peer": node.peer,
-            "swarm": node.swarm,
-            "name": next((peer.name for peer in peers if peer.reach == "self"), ""),
-            "swarm_name": node.name,
+            "peer": status.peer_id,
+            "swarm": status.swarm_id,
+            "name": status.names.get(status.peer_id, ""),
+            "swarm_name": node.swarm_name,
             "strategy": node.strategy,
             "workload": node.workload,
             "software": node.software,
@@ -199,7 +201,7 @@ def _one_of(name: str, text: str, label: str, values: Iterable[str], value: str)
     return family
 
 
-def _peers(node: NodeFacts, peers: PeerSummary) -> Iterator[Metric]:
+def _peers(status: Status, peers: PeerSummary) -> Iterator[Metric]:
     """Sums over all peers. Their versions are texts of theirs, and no labels."""
     others = dict(peers.reach)
     others.pop("self", None)
@@ -211,7 +213,7 @@ def _peers(node: NodeFacts, peers: PeerSummary) -> Iterator[Metric]:
     for quantile, speed in zip(QUANTILES, peers.speeds or (math.nan,) * len(QUANTILES), strict=True):
         speeds.add_metric((f"{quantile:g}",), speed)
     yield speeds
-    same = peers.software.get(node.software, 0)
+    same = peers.software.get(status.node.software, 0)
     for name, text, value in (
         ("shoal_swarm_tokens_per_second", "The speed of all nodes together, as they say.", peers.tokens_per_s),
         ("shoal_peers_following", "Nodes that are here and no members.", peers.following),
@@ -230,22 +232,22 @@ def _counts(name: str, text: str, label: str, values: Iterable[str], counts: Map
     return family
 
 
-def _gauges(node: NodeFacts, coverage: float, viewers: int) -> Iterator[Metric]:
+def _gauges(status: Status, coverage: float, viewers: int) -> Iterator[Metric]:
     for name, text, value in (
-        ("shoal_round", "The round of this node's newest state or certificate.", node.round),
-        ("shoal_members", "Members, whose work counts, this node included.", node.members),
-        ("shoal_members_missing", "Voters that are held for dead.", len(node.missing)),
-        ("shoal_held_out_loss", "The held-out loss of the newest certified state.", node.loss),
+        ("shoal_round", "The round of this node's newest state or certificate.", status.round),
+        ("shoal_members", "Members, whose work counts, this node included.", len(status.members)),
+        ("shoal_members_missing", "Voters that are held for dead.", len(status.missing)),
+        ("shoal_held_out_loss", "The held-out loss of the newest certified state.", status.loss),
         (
             "shoal_train_loss",
             "The loss of this node's own training, in the unit of the held-out loss where it has one.",
-            node.train_loss,
+            status.train_loss,
         ),
-        ("shoal_tokens_per_second", "The speed of this node's trainer.", node.tokens_per_s),
-        ("shoal_trainer_blocked_ratio", "The share of its time that the trainer waits.", node.blocked_fraction),
+        ("shoal_tokens_per_second", "The speed of this node's trainer.", status.tokens_per_s),
+        ("shoal_trainer_blocked_ratio", "The share of its time that the trainer waits.", status.blocked_fraction),
         ("shoal_round_coverage_ratio", "The share of contributions that the newest certificate holds.", coverage),
-        ("shoal_disk_free_bytes", "Room on the disk of the data folder.", node.disk_free_bytes),
-        ("shoal_uptime_seconds", "Since this node started.", node.uptime_s),
+        ("shoal_disk_free_bytes", "Room on the disk of the data folder.", status.node.disk_free_bytes),
+        ("shoal_uptime_seconds", "Since this node started.", status.node.uptime_s),
         ("shoal_page_viewers", "Open pages of this node.", viewers),
     ):
         family = GaugeMetricFamily(name, text)
@@ -253,27 +255,28 @@ def _gauges(node: NodeFacts, coverage: float, viewers: int) -> Iterator[Metric]:
         yield family
 
 
-def _bytes(node: NodeFacts) -> Iterator[Metric]:
-    for name, text, counts in (
-        ("shoal_sent_bytes", "Bytes sent.", (node.traffic.lanes_sent, node.traffic.control_sent)),
-        ("shoal_received_bytes", "Bytes received.", (node.traffic.lanes_received, node.traffic.control_received)),
+def _bytes(status: Status) -> Iterator[Metric]:
+    moved = status.bytes
+    for name, text, lanes, both in (
+        ("shoal_sent_bytes", "Bytes sent.", moved.lanes_sent, moved.sent),
+        ("shoal_received_bytes", "Bytes received.", moved.lanes_received, moved.received),
     ):
         family = CounterMetricFamily(name, text, labels=("channel",))
-        for channel, count in zip(("lanes", "control"), counts, strict=True):
-            family.add_metric((channel,), count)
+        family.add_metric(("lanes",), lanes)
+        family.add_metric(("control",), both - lanes)
         yield family
 
 
-def _errors(node: NodeFacts) -> Metric:
+def _errors(status: Status) -> Metric:
     text = "Requests of others that failed here: the peer broke the protocol, or this node has a bug."
     family = CounterMetricFamily("shoal_request_errors", text, labels=("fault",))
-    family.add_metric(("peer",), node.peer_errors)
-    family.add_metric(("own",), node.own_errors)
+    family.add_metric(("peer",), status.node.peer_errors)
+    family.add_metric(("own",), status.node.own_errors)
     return family
 
 
-def _rollouts(node: NodeFacts) -> Iterator[Metric]:
-    known = node.rollouts
+def _rollouts(status: Status) -> Iterator[Metric]:
+    known = status.rollouts
     if known is None:
         return
     reward = GaugeMetricFamily("shoal_reward", "The mean reward of this node's newest completions.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.lab.bench.synthetic_swarm import ROUND_TOKENS, SyntheticSwarm
-from shoal.node.dashboard.facts import BanFacts
+from shoal.node.control_client import BanStatus
 from shoal.node.dashboard.peers import LIVE_LIMIT
 from shoal.node.dashboard.token import load_token
 from shoal.node.reporting.events import Failed, Sampled
@@ -251,7 +251,7 @@ def test_pause_and_leave_are_asked_about_first(tmp_path: Path) -> None:
             page.until("document.getElementById('key').open")
             page.driver.find_element("id", "token").send_keys(given, "\ue007")  # Enter
         page.until("document.getElementById('pause').textContent === 'Resume'")
-        assert page.text("#banner").startswith("This node is paused")
+        assert page.text("#banner").startswith("Paused; it votes and keeps the state")
         page.driver.refresh()
         page.until("document.getElementById('pause').textContent === 'Resume'")
         page.click("#pause")
@@ -302,14 +302,11 @@ def test_the_page_says_what_to_do_where_rounds_wait_and_who_is_banned(tmp_path: 
         assert "forget" not in page.text("#banner"), "it was heard of just now"
         served.do(lambda: setattr(swarm, "silent_for_long", True))
         page.until("document.getElementById('banner').textContent.includes('shoal rebase --forget')")
-        me = swarm.look().node.peer
+        me = swarm.look().status.peer_id
         proof = "ab" * 32
         for peer, until in ((others[0], 44), (me, None)):
-            served.do(
-                lambda peer=peer, until=until: setattr(  # type: ignore[misc]
-                    swarm, "bans", (*swarm.bans, BanFacts(peer=peer, round=14, until=until, evidence=proof))
-                )
-            )
+            ban = BanStatus(peer_id=peer, term="0.0", round=14, until=until, evidence=proof)
+            served.do(lambda ban=ban: setattr(swarm, "bans", (*swarm.bans, ban)))  # type: ignore[misc]
         page.until("document.querySelectorAll('#bans tbody tr').length === 2")
         told = page.text("#bans tbody")
         assert called(others[0], served.swarm.names) in told
