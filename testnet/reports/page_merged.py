@@ -45,8 +45,9 @@ CURVE_POINTS: Final = 400
 MARK_LIMIT: Final = 2000
 DAMAGED_SHOWN: Final = 20
 NAMED_LIMIT: Final = 3
-LABEL_CHARS: Final = 40
 """Nodes that a title names."""
+LABEL_CHARS: Final = 40
+ROW_LABEL_CHARS: Final = 10
 
 MARKED: Final = frozenset(
     {"agent_died", "banned", "died", "evidence", "failed", "left", "restarted", "trainer_restarted"}
@@ -106,8 +107,13 @@ def _loss_sections(history: SwarmHistory) -> list[str]:
     metric = history.rounds.metric or "units of the workload"
     held_out = is_held_out(metric)
     word = "held out" if held_out else "training"
+    known = _names(history)
+    called = {log.label: known.get(log.peer_id, log.label) for log in history.logs}
     lines = [
-        Line(label=word if len(curves) == 1 else f"{word}, {_listed(curve.labels)}", points=_losses(history, curve))
+        Line(
+            label=word if len(curves) == 1 else f"{word}, {_listed([called[label] for label in curve.labels])}",
+            points=_losses(history, curve),
+        )
         for curve in curves[:COLOURS]
     ]
     drawing = chart(lines, what="Held-out loss" if held_out else "Training loss", unit=metric)
@@ -240,7 +246,7 @@ def _losses(history: SwarmHistory, curve: HeldOutCurve) -> list[tuple[int, float
 
 
 def _rows(history: SwarmHistory, places: Sequence[int]) -> list[Row]:
-    shown = [(history.logs[place], history.clocks[place]) for place in places]
+    shown, known = [(history.logs[place], history.clocks[place]) for place in places], _names(history)
     spans = sum(len(log.spans or ()) for log, _ in shown)
     origins = [history.began_at + clock.ahead_s for _, clock in shown]
     if not _shares(history) and all(log.spans is not None for log, _ in shown) and 2 * spans <= TILE_LIMIT:
@@ -250,7 +256,7 @@ def _rows(history: SwarmHistory, places: Sequence[int]) -> list[Row]:
     marks = _marks(history)
     return [
         Row(
-            label=log.label[:10],
+            label=known.get(log.peer_id, log.label)[:ROW_LABEL_CHARS],
             lives=[(start - origin, end - origin) for start, end in log.lives],
             tiles=row,
             marks=marks.get(log.peer_id, ()),
@@ -286,6 +292,8 @@ def _spans(log: LogHistory, origin: float) -> list[Tile]:
     for number, span in enumerate(log.spans or ()):
         following = (log.spans or ())[number + 1 : number + 2]
         end = span.ended_at if span.ended_at is not None else (following[0].began_at if following else log.last_at)
+        if span.ended_at is None:  # a process that ended within it did nothing after that
+            end = min([end, *(over for began, over in log.lives if began <= span.began_at <= over)])
         middle = _exchange_began(span, end)
         name, open_end = f"round {span.round} of term {span.term}", span.ended_at is None
         how = "not certified here" if open_end else f"certified after {end - span.began_at:.2f} s"

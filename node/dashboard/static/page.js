@@ -11,13 +11,11 @@ const LOST_MS = 1500;
 
 // -- tiles, the header, this node ---------------------------------------------------------------------------------
 
-const PHASES = { joining: "joining", train: "training", training: "training", plan: "planning", reduce: "reducing", certify: "certifying", decided: "applying", following: "following", paused: "paused", "no quorum": "waiting for a majority", leaving: "leaving", done: "done" };
-
 function drawNode() {
   const { node, summary } = state;
   put("swarm-name", `${node.swarm_name} · ${node.strategy} · ${node.workload}`);
-  document.title = `${node.swarm_name || "Shoal"} · round ${node.round} · ${PHASES[node.phase] ?? node.phase}`;
-  put("phase-text", PHASES[node.phase] ?? node.phase);
+  document.title = `${node.swarm_name || "Shoal"} · round ${node.round} · ${node.phase}`;
+  put("phase-text", node.phase);
   find("phase").dataset.state = node.phase === "no quorum" ? "bad" : ["paused", "leaving"].includes(node.phase) ? "warn" : node.phase === "joining" ? "wait" : "ok";
   put("t-round", count(node.round));
   const digest = node.digest ? `state ${node.digest.slice(0, 8)}…` : node.certifies ? "no state yet" : "by this node's count";

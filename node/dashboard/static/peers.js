@@ -95,9 +95,9 @@ const named = (outliers, told) => outliers.map(({ peer, value }) => {
 
 // -- those that are asked for --------------------------------------------------------------------------------------
 
-// Ask again for what is on the screen, since something is new; not more often than people read.
+// Ask again for what is on the screen, since something is new; not more often than people read. Once for a printer.
 export function renewPeers() {
-  if (visible && !document.hidden && performance.now() - askedAt >= RENEW_MS) ask({});
+  if ((visible || answers === 0) && !document.hidden && performance.now() - askedAt >= RENEW_MS) ask({});
 }
 
 async function ask(changes) {

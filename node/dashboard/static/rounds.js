@@ -15,7 +15,8 @@ export function phasesOf(round, now) {
     const trained = round.contributed ?? round.began;
     return [["train", trained - round.began], ["reduce", round.ended - trained]];
   }
-  const marks = [["train", round.contributed], ["plan", round.planned], ["reduce", round.reduced], ["certify", round.ended]];
+  const watches = round.role === "observer" && round.contributed == null; // paused, or new
+  const marks = [[watches ? "watch" : "train", round.contributed], [watches ? "watch" : "plan", round.planned], ["reduce", round.reduced], ["certify", round.ended]];
   const phases = [];
   let from = round.began;
   for (const [name, until] of marks) {

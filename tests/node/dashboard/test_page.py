@@ -58,7 +58,7 @@ def test_a_viewer_sees_the_swarm_a_death_and_the_end_of_the_node(tmp_path: Path)
         others = {peer.peer for peer in served.swarm.look().peers if peer.reach != "self"}
         assert set(labels) == {called(peer, served.swarm.names) for peer in others}
         assert "–" not in page.text("#loss .u-legend"), "nobody points at the curve, so it says the newest values"
-        assert page.count("[data-phase]:not([hidden])") == 3
+        assert page.count("[data-phase]:not([hidden])") == 4
         killed: list[str] = []
         served.do(lambda: killed.extend(served.swarm.kill()))
         page.until("document.querySelectorAll('#map .peer.gone').length === 1")
@@ -102,7 +102,7 @@ def test_a_thousand_peers_come_as_numbers_and_each_can_be_found(tmp_path: Path) 
     with Served(swarm_of(1000), tmp_path) as served, browsing() as page:
         opened(page, served)
         assert page.count("#map .peer") == LIVE_LIMIT
-        assert page.text("#map-sum") == "1,001 nodes known, 200 of them drawn"
+        assert page.text("#map-sum") == "1,001 nodes known, 1,001 alive, 200 of them drawn"
         assert page.text("#peer-groups [data-group='']") == "all 1,001"
         page.run("document.getElementById('peers-card').scrollIntoView()")
         page.until("document.querySelectorAll('#peers tbody tr').length === 30")
