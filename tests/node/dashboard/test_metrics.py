@@ -151,6 +151,15 @@ def test_each_phase_that_the_interface_lists_has_a_series() -> None:
     assert {"forked", "abstaining", "seeking"} < phases == set(re.findall(r"`([a-z ]+)`", listed[1]))
 
 
+def test_the_interface_lists_each_metric() -> None:
+    paragraph = re.search(r"\*\*Metrics\*\* .*?\n\n", INTERFACES.read_text(), re.DOTALL)
+    assert paragraph is not None
+    swarm = SyntheticSwarm(peers=3, now=NOW, rounds=3, rollouts=True)
+    content = metrics_of(swarm).render(swarm.look())[0].decode()
+    named = set(re.findall(r"^# HELP shoal_(\w+)", content, re.MULTILINE))
+    assert set(re.findall(r"`([a-z_]+)`", paragraph[0])) - {"shoal_"} == named
+
+
 def test_grafana_asks_only_for_metrics_that_a_node_has() -> None:
     swarm = SyntheticSwarm(peers=3, now=NOW, rounds=3, rollouts=True)
     names = {name for name, _ in scrape(metrics_of(swarm), swarm.look())}
