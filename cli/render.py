@@ -175,14 +175,14 @@ class RunProgress:
         for line in self._peers.take(event, time.monotonic()):
             log.info("%s", line)
 
-    def end(self, outcome: Outcome) -> None:
-        """Say how it ended, and what comes next; a failure has said so."""
+    def end(self, outcome: Outcome, command: str) -> None:
+        """Say how it ended, and by what command it goes on; a failure has said so."""
         for line in self._shared.rest():
             log.info("%s", line)
         if outcome is Outcome.DONE:
-            log.info("done; `shoal run` with the same --data-dir goes on, `shoal export` takes the model away")
+            log.info("done; `%s` goes on, `shoal export` takes the model away", command)
         elif outcome in (Outcome.LEFT, Outcome.INTERRUPTED):
-            log.info("left the swarm; `shoal run` with the same --data-dir comes back to it")
+            log.info("left the swarm; `%s` comes back to it", command)
 
     def _show_phase(self, round: int) -> None:
         """The phase in the live line, and in JSON records."""

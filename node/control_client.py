@@ -158,19 +158,24 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
 
 
-class RolloutCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a node that shares rollouts, since it started.
+class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a node that shares rollouts, since it started, and its newest groups, oldest first.
 
     reward: the mean of its newest own completions, in 0..1; None before there are any. made: groups of its own that
     were announced; wanted: those of them that somebody pulled, counted where it makes them for others alone; waits:
     whether it makes none now, since others take fewer. pulled: groups of others that came; taken: those of them that
     were judged and trained on. rejected: offers and groups that were refused, by reason. tasks: of each task family,
-    the newest round that had any of it. held_out_reward: the newest greedy reward on held-out tasks.
+    the newest round that had any of it. held_out_reward: the newest greedy reward on held-out tasks, with the round and
+    how many they were. round: of its agent's. teaching: how far the warm-up is, in words; empty when there is none.
     """
 
     role: str
+    round: int = 0
     reward: float | None = None
     held_out_reward: float | None = None
+    held_out_round: int = 0
+    held_out_tasks: int = 0
+    teaching: str = ""
     made: int = 0
     wanted: int = 0
     waits: bool = False
@@ -180,18 +185,6 @@ class RolloutCounts(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     rejected: dict[str, int] = {}
     tasks: dict[str, TaskRewards] = {}
-
-
-class RolloutStatus(RolloutCounts, frozen=True, kw_only=True):
-    """Counts, the newest groups, oldest first, and the round and the number of tasks of the held-out reward.
-
-    round: of its agent's. teaching: how far the warm-up is, in words; empty when there is none, or it is over.
-    """
-
-    round: int = 0
-    held_out_round: int = 0
-    held_out_tasks: int = 0
-    teaching: str = ""
     groups: list[GroupStatus] = []
 
 

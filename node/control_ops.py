@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.node.control import Handler, JsonValue, Order
+from shoal.node.control import Handler, Order
+from shoal.node.control_client import JsonValue
 from shoal.node.discovery.link_ops import link_handlers, link_orders
 from shoal.node.options import Hold
 from shoal.node.parts import Parts

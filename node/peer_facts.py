@@ -106,7 +106,7 @@ def summary_of(peers: Iterable[PeerFacts]) -> PeerSummary:
     rows = [(peer, peer.state) for peer in peers]
     states, reach = Counter(state for _, state in rows), Counter[str](peer.reach for peer, _ in rows)
     here = [(peer, state) for peer, state in rows if state not in ABSENT]
-    training = [peer for peer, state in here if state == "training"]
+    training = [peer for peer, state in here if state == "training" and peer.speed > 0]  # else not measured yet
     speeds = sorted(peer.speed for peer in training)
     behind = behind_of(peer for peer, _ in rows)
     return PeerSummary(

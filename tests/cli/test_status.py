@@ -16,8 +16,17 @@ import trio
 from shoal.cli.main import execute
 from shoal.cli.render import SHOWN_LIMIT, losses_told, print_status, status_lines
 from shoal.node.checks import checked
-from shoal.node.control import BytesStatus, ControlServer, Handler, JsonValue, MemberStatus, Status
-from shoal.node.control_client import BanStatus, RollbackStatus, RolloutStatus, SamplesStatus
+from shoal.node.control import ControlServer, Handler
+from shoal.node.control_client import (
+    BanStatus,
+    BytesStatus,
+    JsonValue,
+    MemberStatus,
+    RollbackStatus,
+    RolloutStatus,
+    SamplesStatus,
+    Status,
+)
 from shoal.node.peer_facts import PeerFacts, summary_of
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
