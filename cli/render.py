@@ -327,7 +327,7 @@ def advice(status: Status) -> list[tuple[bool, str]]:
 
 def _reached(status: Status) -> str:
     told = {"public": "from outside", "relayed": "through members that relay"}
-    return told.get(status.reachability, "unknown: nobody outside has tried yet")
+    return told.get(status.reachability, "not known whether from outside")
 
 
 def fetched_told(status: Status) -> str:

@@ -210,20 +210,13 @@ def _info(status: Status) -> Metric:
 
 def _peers(status: Status, peers: PeerSummary) -> Iterator[Metric]:
     """Sums over all peers. Their versions are texts of theirs, and no labels."""
-    reach = {way: peers.reach.get(way, 0) for way in REACHES}
-    states = {state: peers.states.get(state, 0) for state in STATES}
-    speeds = zip(QUANTILES, peers.speeds or (math.nan,) * len(QUANTILES), strict=True)
-    for name, text, label, values in (
-        ("shoal_peers", "Other nodes, by how they are reached.", "reach", reach),
-        ("shoal_peer_states", "Nodes, this one among them, by state.", "state", states),
-        (
-            "shoal_peer_tokens_per_second",
-            "The speed of those that train, as they say.",
-            "quantile",
-            {f"{quantile:g}": speed for quantile, speed in speeds},
-        ),
-    ):
-        yield _labelled(GaugeMetricFamily, name, text, label, values)
+    reach: dict[str, float] = {way: peers.reach.get(way, 0) for way in REACHES}
+    yield _labelled(GaugeMetricFamily, "shoal_peers", "Other nodes, by how they are reached.", "reach", reach)
+    states: dict[str, float] = {state: peers.states.get(state, 0) for state in STATES}
+    yield _labelled(GaugeMetricFamily, "shoal_peer_states", "Nodes, this one among them, by state.", "state", states)
+    known = zip(QUANTILES, peers.speeds or (math.nan,) * len(QUANTILES), strict=True)
+    speeds, text = {f"{share:g}": speed for share, speed in known}, "The speed of those that train, as they say."
+    yield _labelled(GaugeMetricFamily, "shoal_peer_tokens_per_second", text, "quantile", speeds)
     same = peers.software.get(status.node.software, 0)
     yield _gauge("shoal_swarm_tokens_per_second", "The speed of all nodes together, as they say.", peers.tokens_per_s)
     yield _gauge("shoal_peers_following", "Nodes that are here and no members.", peers.following)

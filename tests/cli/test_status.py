@@ -152,7 +152,7 @@ def test_status_shows_what_the_node_knows(node: FakeNode, tmp_path: Path, capsys
         "peer id    12D3A",
         "swarm      ab12",
         "address    /ip4/192.0.2.1/tcp/4001/p2p/12D3A",
-        "reached    unknown: nobody outside has tried yet",
+        "reached    not known whether from outside",
         "phase      reduce",
         "help       rounds go on with 2 of 3 voters, without 12D3B; start the missing one again where it ran",
         "round      7 (term 0.0), digest c0ffee",
