@@ -54,6 +54,11 @@ MISSING_NAMED = 3
 """Members that did not contribute to a round are named where they are so few."""
 SHOWN_LIMIT = 24
 """Lines of one kind in a status, members among them."""
+REACHED = {
+    "public": "public: from outside",
+    "relayed": "relayed: through members that others reach",
+    "unknown": "unknown whether from outside",
+}
 TROUBLE = ("gone", "silent")
 """How a member is reached that a user should know of."""
 ALL_PEERS = "`shoal status --peers` lists all that this node knows"
@@ -299,7 +304,7 @@ def status_lines(status: Status) -> list[str]:
         ("peer id", status.peer_id),
         ("swarm", status.swarm_id),
         *(("address", address) for address in status.addresses),
-        ("reached", _reached(status)),
+        ("reached", REACHED.get(status.reachability, status.reachability)),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
         ("phase", status.doing or status.phase),
         *(() if status.counts_from is None else (("counts", f"its work, from round {status.counts_from} on"),)),
@@ -323,11 +328,6 @@ def advice(status: Status) -> list[tuple[bool, str]]:
     """What stands in the way and what helps, as the node's page has it, the worst first; True before what is bad."""
     found = [check for check in status.checks if check.state != "ok"]
     return [(check.state == "bad", by_name(check.text, status.names, own=status.peer_id)) for check in found]
-
-
-def _reached(status: Status) -> str:
-    told = {"public": "from outside", "relayed": "through members that relay"}
-    return told.get(status.reachability, "not known whether from outside")
 
 
 def fetched_told(status: Status) -> str:

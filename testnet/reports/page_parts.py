@@ -255,6 +255,17 @@ def smoothed(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int
     return means
 
 
+def thinned(points: Sequence[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
+    """About so many of the points, evenly chosen; the last one stays."""
+    every = -(-len(points) // limit) or 1
+    return [*points[::every], *(points[-1:] if (len(points) - 1) % every else ())]
+
+
+def left_out(count: int, shown: int, what: str, which: str = "") -> str:
+    """A note on those that are not shown, if there are any."""
+    return f'<p class="note">{count - shown:,} more {what} are not shown.{which}</p>' if count > shown else ""
+
+
 def _curve_mark(text: str, x: float) -> str:
     ends = f'y1="{TOP}" y2="{CURVE_HEIGHT - BOTTOM}"'
     return (

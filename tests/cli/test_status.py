@@ -152,7 +152,7 @@ def test_status_shows_what_the_node_knows(node: FakeNode, tmp_path: Path, capsys
         "peer id    12D3A",
         "swarm      ab12",
         "address    /ip4/192.0.2.1/tcp/4001/p2p/12D3A",
-        "reached    not known whether from outside",
+        "reached    unknown whether from outside",
         "phase      reduce",
         "help       rounds go on with 2 of 3 voters, without 12D3B; start the missing one again where it ran",
         "round      7 (term 0.0), digest c0ffee",
@@ -366,8 +366,8 @@ def test_status_names_who_is_gone_and_who_is_behind_and_says_how_it_is_reached()
     lines = status_lines(with_checks(peers=summary_of(peers), reachability="relayed"))
     assert "behind     12D3D (5 rounds)" in lines
     assert f"gone       ada ({ADA})" in lines
-    assert "reached    through members that relay" in lines
-    assert "reached    from outside" in status_lines(with_checks(reachability="public"))
+    assert "reached    relayed: through members that others reach" in lines
+    assert "reached    public: from outside" in status_lines(with_checks(reachability="public"))
 
 
 def test_an_agent_says_what_it_wrote_and_no_speed() -> None:
