@@ -44,7 +44,7 @@ def _checks(status: Status) -> list[Check]:
     checks = [
         *_bans(status),
         *(Check(name="Alert", state="bad", detail=text) for text in dict.fromkeys(signing)),
-        *(_quorum(status) if status.node.certifies else ()),
+        *(_quorum(status) if status.node.certifies and status.voters else ()),
         *_proposals(status),
         *_place(status),
         *_company(status),
@@ -80,7 +80,7 @@ def _quorum(status: Status) -> list[Check]:
     paused = [member for member in status.members if member.phase == "paused"]
     gone = sum(member.reach == "gone" for member in status.members)
     if paused and len(paused) + gone == len(status.members):
-        whom = "this node is paused, and alone" if len(paused) == 1 else f"all {len(paused)} members here are paused"
+        whom = f"all {len(paused)} members here are paused" if len(paused) > 1 else "the only member here is paused"
         return [
             Check(
                 name="Majority",

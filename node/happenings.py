@@ -44,6 +44,9 @@ _KINDS: Final[dict[str, tuple[Severity, str]]] = {name_of(event): told for event
 SEVERITY: Final = {kind: severity for kind, (severity, _) in _KINDS.items()}
 """Severity of each kind that people should know of."""
 
+TROUBLES: Final = tuple(event for event, (severity, _) in _TOLD.items() if severity != "info")
+"""Events by which something goes wrong, or is decided out of turn."""
+
 
 def words_of(kind: str, peer: str = "") -> str:
     """What happened, in words, with the PeerId of whom it is about."""

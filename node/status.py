@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 REACHES: dict[Reach, str] = {"self": "self", "direct": "direct", "detour": "through others", "suspect": "silent"}
 """How a member is reached, in the words of the status; in no other way it is gone."""
-USAGE_PERIOD_S = 1.0
+USAGE_PERIOD_S = 5.0
+"""Between readings of what processes use: to find them takes some milliseconds where a machine has thousands."""
 
 
 def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) -> NodeRecord:

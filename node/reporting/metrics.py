@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
@@ -21,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from shoal.node.control_client import RolloutStatus, Status
 from shoal.node.dashboard.facts import Facts
+from shoal.node.happenings import TROUBLES
 from shoal.node.peer_facts import QUANTILES, STATES, PeerSummary, summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event, name_of
@@ -44,20 +44,6 @@ PHASES = (
     "done",
 )
 REACHES = ("direct", "detour", "suspect", "unlinked", "gone")
-FAULTS: Final[tuple[type[Event], ...]] = (
-    events.Died,
-    events.Suspected,
-    events.Lost,
-    events.Detoured,
-    events.Revoked,
-    events.Evidence,
-    events.Banned,
-    events.ViewChanged,
-    events.RolledBack,
-    events.TrainerRestarted,
-    events.AgentDied,
-    events.LoopDetached,
-)
 
 
 class Metrics:
@@ -73,7 +59,7 @@ class Metrics:
         self._reduce_s = self._seconds("shoal_reduce_duration_seconds", "From a plan to all its final chunks.")
         for outcome in ("certified", "stepped", "shared", "skipped"):
             self._rounds.labels(outcome)
-        for kind in FAULTS:
+        for kind in TROUBLES:
             self._faults.labels(name_of(kind))
         self._now = _Now(viewers)
         self._registry.register(self._now)
@@ -102,7 +88,7 @@ class Metrics:
                 self._ended("shared", event.seconds)
             case events.CaughtUp():
                 self._rounds.labels("skipped").inc()
-            case _ if isinstance(event, FAULTS):
+            case _ if isinstance(event, TROUBLES):
                 self._faults.labels(event.name).inc()
 
     def _ended(self, outcome: str, seconds: float) -> None:

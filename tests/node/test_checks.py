@@ -63,6 +63,7 @@ def test_rounds_that_go_on_without_somebody_say_so_and_ask_for_nothing_grave() -
     assert check.text == "rounds go on with 2 of 3 voters, without B; start the missing one again where it ran"
     assert checks_of()["Majority"] == Check(name="Majority", state="ok", detail="3 of 3 voters here; rounds can end")
     assert "Majority" not in checks_of(node=NodeFacts(certifies=False), missing=["B"])
+    assert "Majority" not in checks_of(voters=[], members=[], phase="joining"), "it knows of none yet"
 
 
 def test_only_members_silent_for_an_hour_are_said_to_be_forgettable() -> None:
@@ -81,7 +82,7 @@ def test_rounds_that_stand_since_all_are_paused_do_not_ask_for_who_has_left() ->
     one = checks_of(members=[*paused[:2], STATUS.members[2]])["Majority"]
     assert one.state == "ok"
     alone = checks_of(members=paused[:1], voters=["A"])["Majority"]
-    assert alone.detail == "rounds stand: this node is paused, and alone"
+    assert alone.detail == "rounds stand: the only member here is paused"
 
 
 @pytest.mark.parametrize(
