@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
@@ -59,6 +60,8 @@ REACHED = {
     "relayed": "relayed: through members that others reach",
     "unknown": "unknown whether from outside",
 }
+MEMBER_REACHED = {"self": "this node", "direct": "directly", "gone": "missing"}
+"""How this node reaches a member, for people; other words are the node's own."""
 TROUBLE = ("gone", "silent")
 """How a member is reached that a user should know of."""
 ALL_PEERS = "`shoal status --peers` lists all that this node knows"
@@ -256,6 +259,17 @@ def shared_line(events: Sequence[RoundShared]) -> str:
     return f"{which} done: {reward}{groups}, {seconds:.1f} s"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow:
+    """One member, as texts that are safe to show. name: marked where it is this node; may be nothing."""
+
+    peer: str
+    name: str
+    phase: str
+    speed: str
+    reach: str
+
+
 def print_status(status: Status) -> None:
     """A node's status on stdout: a table of the members on a terminal, plain lines into a file.
 
@@ -265,12 +279,11 @@ def print_status(status: Status) -> None:
         print(line)
     shown, more = notable_members(status)
     if sys.stdout.isatty():
-        print_table(("member", "id", "phase", "tokens/s"), member_rows(shown, status))
+        heads = ("member", "id", "phase", "tokens/s")
+        print_table(heads, [(row.name, short(row.peer), row.phase, row.speed) for row in shown])
     else:
-        for member in shown:
-            name = marked(member.peer_id, status)
-            speed = figure(member.tokens_per_s)
-            print(f"member     {in_one_line(f'{member.peer_id} {member.phase} {speed} tokens/s {name}')}")
+        for row in shown:
+            print(f"member     {row.peer} {row.phase} {row.speed} tokens/s {row.name}".rstrip())
     if more:
         print(f"member     and {more:,} more; {ALL_PEERS}")
 
@@ -286,14 +299,23 @@ def print_peers(peers: Sequence[PeerFacts]) -> None:
         print(in_one_line("  ".join(facts)))
 
 
-def notable_members(status: Status) -> tuple[list[MemberStatus], int]:
+def notable_members(status: Status) -> tuple[list[MemberRow], int]:
     """The members to show, and how many more there are: all of a few, else those that are missing or silent first."""
-    if len(status.members) <= SHOWN_LIMIT:
-        return status.members, 0
-    own = [member for member in status.members if member.reach == "self"]
-    troubled = [member for member in status.members if member.reach in TROUBLE]
-    others = [member for member in status.members if member.reach not in (*TROUBLE, "self")]
-    return [*own, *troubled, *others][:SHOWN_LIMIT], len(status.members) - SHOWN_LIMIT
+    more = len(status.members) - SHOWN_LIMIT
+    shown = status.members
+    if more > 0:  # the order is kept otherwise
+        shown = sorted(shown, key=lambda member: member.reach != "self" and 1 + (member.reach not in TROUBLE))
+    return [_member_row(member, status) for member in shown[:SHOWN_LIMIT]], max(more, 0)
+
+
+def _member_row(member: MemberStatus, status: Status) -> MemberRow:
+    return MemberRow(
+        peer=in_one_line(member.peer_id),
+        name=in_one_line(marked(member.peer_id, status)),
+        phase=in_one_line(member.phase),
+        speed=figure(member.tokens_per_s),
+        reach=in_one_line(MEMBER_REACHED.get(member.reach, member.reach)) or "–",
+    )
 
 
 def status_lines(status: Status) -> list[str]:
@@ -532,15 +554,6 @@ def rollback_lines(status: Status) -> list[str]:
         f"rollback   {_who(wish.peer_id, status)} would go back to round {wish.round}, {reasons[wish.asked]}"
         for wish in status.rollbacks
     ]
-
-
-def member_rows(members: Sequence[MemberStatus], status: Status) -> list[tuple[str, str, str, str]]:
-    """Name, end of the PeerId, phase and tokens/s of members, safe to print."""
-    rows = [
-        (marked(member.peer_id, status), short(member.peer_id), member.phase, figure(member.tokens_per_s))
-        for member in members
-    ]
-    return [(in_one_line(name), in_one_line(end), in_one_line(phase), speed) for name, end, phase, speed in rows]
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, console: Console | None = None) -> None:

@@ -17,11 +17,11 @@ import msgspec
 
 from shoal.cli.render import (
     PHASES,
+    MemberRow,
     advice,
     caps_told,
     group_lines,
     losses_told,
-    marked,
     notable_members,
     peer_counts,
     rollout_lines,
@@ -29,7 +29,7 @@ from shoal.cli.render import (
     speed_told,
 )
 from shoal.cli.text import count, figure, in_one_line, quantity
-from shoal.node.control_client import MemberStatus, Status, request
+from shoal.node.control_client import Status, request
 from shoal.node.dashboard.curves import Point
 from shoal.node.dashboard.history import History
 from shoal.node.dashboard.rounds import Happening
@@ -50,20 +50,6 @@ BAR_COLUMNS: Final = 3
 """Columns of a bar, at most."""
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
-_REACH: Final = {"self": "this node", "direct": "directly", "gone": "missing"}
-"""For people; other words are the node's own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRow:
-    """One member, as texts that are safe to show. name: marked where it is this node; may be nothing."""
-
-    peer: str
-    name: str
-    phase: str
-    speed: str
-    reach: str
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
@@ -71,7 +57,7 @@ class Picture:
 
     status: Status | None
     trouble: str = ""
-    members: tuple[MemberRow, ...] = ()
+    members: Sequence[MemberRow] = ()
     members_left_out: int = 0
     losses: Sequence[Point] = ()
     metric: str = ""
@@ -186,7 +172,7 @@ class Watcher:
         return Picture(
             status=status,
             trouble=trouble,
-            members=tuple(_row(member, marked(member.peer_id, status)) for member in shown) if status else (),
+            members=shown,
             members_left_out=left_out,
             losses=tuple(known.curves["held_out"].points or known.curves["train"].points),
             metric=in_one_line(known.metric or TRAINING_LOSS),
@@ -219,16 +205,6 @@ class Watcher:
             return 0.0, 0.0
         seconds = now[0] - before[0]
         return max(now[1] - before[1], 0) / seconds, max(now[2] - before[2], 0) / seconds
-
-
-def _row(member: MemberStatus, name: str) -> MemberRow:
-    return MemberRow(
-        peer=in_one_line(member.peer_id),
-        name=in_one_line(name),
-        phase=in_one_line(member.phase),
-        speed=figure(member.tokens_per_s),
-        reach=in_one_line(_REACH.get(member.reach, member.reach)) or "–",
-    )
 
 
 def _sample_lines(sampled: Sequence[events.Sampled]) -> tuple[str, ...]:

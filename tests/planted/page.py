@@ -72,8 +72,8 @@ PAGE: tuple[Bug, ...] = (
     bug(
         "a status lists all members",
         "tests/cli/test_status.py::test_status_of_a_thousand_nodes_is_a_screen_with_those_in_trouble_first",
-        "return [*own, *troubled, *others][:SHOWN_LIMIT], len(status.members) - SHOWN_LIMIT",
-        "return [*own, *troubled, *others], len(status.members) - SHOWN_LIMIT",
+        "return [_member_row(member, status) for member in shown[:SHOWN_LIMIT]], max(more, 0)",
+        "return [_member_row(member, status) for member in shown], max(more, 0)",
     ),
     bug(
         "the report of many nodes draws the first, whatever happened to the others",
