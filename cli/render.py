@@ -43,7 +43,6 @@ from shoal.node.peer_facts import ABSENT, Outlier, PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
 from shoal.node.text import fetched_text
 from shoal.protocol.names import THIS_NODE, by_name, short, with_id
-from shoal.protocol.seats import turn_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -329,8 +328,7 @@ def status_lines(status: Status) -> list[str]:
         ("reached", REACHED.get(status.reachability, status.reachability)),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
         ("phase", status.doing or status.phase),
-        *(() if status.counts_from is None else (("counts", f"its work, from round {status.counts_from} on"),)),
-        *(() if status.turn_in_rounds is None else (("seat", turn_text(status.turn_in_rounds)),)),
+        *(("seat", text) for text in seat_told(status)),
         *(("alert" if bad else "help", text) for bad, text in advice(status)),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
         ("loss", losses_told(status) or "–"),
@@ -350,6 +348,11 @@ def advice(status: Status) -> list[tuple[bool, str]]:
     """What stands in the way and what helps, as the node's page has it, the worst first; True before what is bad."""
     found = [check for check in status.checks if check.state != "ok"]
     return [(check.state == "bad", by_name(check.text, status.names, own=status.peer_id)) for check in found]
+
+
+def seat_told(status: Status) -> list[str]:
+    """When it is this node's turn, and from when on its work counts, as the page has it."""
+    return [check.detail for check in status.checks if check.name == "Seat"]
 
 
 def fetched_told(status: Status) -> str:

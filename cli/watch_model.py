@@ -26,6 +26,7 @@ from shoal.cli.render import (
     peer_counts,
     rollout_lines,
     sample_text,
+    seat_told,
     speed_told,
 )
 from shoal.cli.text import count, figure, in_one_line, quantity
@@ -40,7 +41,6 @@ from shoal.node.reporting.event_log import LogTail
 from shoal.node.training.trainer_messages import SAMPLE_LIMIT_CHARS
 from shoal.protocol.errors import ShoalError
 from shoal.protocol.names import by_name
-from shoal.protocol.seats import turn_text
 
 STATUS_DEADLINE_S: Final = 5.0
 FIRST_READ_BYTES: Final = 4 << 20
@@ -79,7 +79,7 @@ class Picture:
         facts = [
             f"round {known.round + 1}{term}",
             known.doing or known.phase,
-            *([] if known.turn_in_rounds is None else [turn_text(known.turn_in_rounds)]),
+            *seat_told(known),
             *filter(None, [losses_told(known)]),
             speed_told(known),
         ]

@@ -79,7 +79,7 @@ def _quorum(status: Status) -> list[Check]:
     here, lying = voters - len(missing), status.faults == "lying"
     paused = [member for member in status.members if member.phase == "paused"]
     gone = sum(member.reach == "gone" for member in status.members)
-    if paused and len(paused) + gone == len(status.members):
+    if paused and len(status.members) > 1 and len(paused) + gone == len(status.members):
         whom = f"all {len(paused)} members here are paused" if len(paused) > 1 else "the only member here is paused"
         return [
             Check(

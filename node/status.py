@@ -197,7 +197,7 @@ class NodeView:
             workload=manifest.workload.name,
             software=SOFTWARE,
             device=parts.config.device,
-            start=start_command(parts.store.folder),
+            start=start_command(parts.store.folder.absolute()),
             uptime_s=self._usage.uptime_s,
             cores=cores,
             memory_bytes=memory,

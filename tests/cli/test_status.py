@@ -205,7 +205,7 @@ def status_of(peers: Sequence[PeerFacts]) -> Status:
             {"phase": "joining", "fetched_bytes": 2_100_000, "state_bytes": 6_800_000},
             "phase      joining, fetching the swarm's state: 2.1 MB of 6.8 MB",
         ),
-        ({"counts_from": 4}, "counts     its work, from round 4 on"),
+        ({"counts_from": 9}, "seat       watches round 8, and its work counts from round 9 on"),
         ({"tokens_per_s": None, "blocked_fraction": None}, "speed      not measured yet"),
         ({"tokens_per_s": 1234.0, "blocked_fraction": None}, "speed      1,234 tokens/s"),
     ],

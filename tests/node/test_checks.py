@@ -81,8 +81,9 @@ def test_rounds_that_stand_since_all_are_paused_do_not_ask_for_who_has_left() ->
     assert check.above
     one = checks_of(members=[*paused[:2], STATUS.members[2]])["Majority"]
     assert one.state == "ok"
-    alone = checks_of(members=paused[:1], voters=["A"])["Majority"]
-    assert alone.detail == "rounds stand: the only member here is paused"
+    left_alone = checks_of(members=[paused[0], gone], voters=["A", "D"], missing=["D"])["Majority"]
+    assert left_alone.detail == "rounds stand: the only member here is paused"
+    assert checks_of(members=paused[:1], voters=["A"])["Majority"].state == "ok", "its own pause is told anyway"
 
 
 @pytest.mark.parametrize(
