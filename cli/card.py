@@ -64,9 +64,12 @@ def card(options: CardOptions) -> None:
 def to_lines(card: Card) -> list[str]:
     """The card for people."""
     since = "" if card.since is None else time.strftime(", since %Y-%m-%d", time.localtime(card.since))
+    gave = (
+        f"gave {card.tokens:,} tokens" if card.tokens else "gave nothing yet: it was paused, or came too late to count"
+    )
     return [
         f"swarm      {in_one_line(card.name)}, {card.swarm[:16]}…",
         f"node       {card.peer}",
-        f"rounds     {count(card.rounds, 'certified round')} from {card.first} on, up to {card.last}",
-        f"own word   {card.tokens:,} tokens{since}",
+        f"listed     after {count(card.rounds, 'certified round')} from {card.first} on, up to {card.last}",
+        f"own word   {gave}{since}",
     ]

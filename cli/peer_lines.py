@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from shoal.node.happenings import DEPARTED, words_of
 from shoal.node.outcome import PeerChanged
 
 ALIKE_LIMIT: Final = 6
@@ -18,17 +19,16 @@ PEER_LIMIT: Final = 4096
 Seen = Literal["unknown", "here", "silent", "gone"]
 
 _CHANGES: Final[dict[tuple[Seen, str], tuple[Seen, str]]] = {
-    ("unknown", "linked"): ("here", "is here"),
-    ("gone", "linked"): ("here", "is back"),
-    ("gone", "revived"): ("here", "is back"),
-    ("silent", "revived"): ("here", "is back"),
-    ("here", "suspected"): ("silent", "is silent"),
-    ("here", "died"): ("gone", "is gone"),
-    ("silent", "died"): ("gone", "is gone"),
-    ("here", "left"): ("gone", "has left"),
-    ("silent", "left"): ("gone", "has left"),
-    ("here", "revoked"): ("gone", "was shut out by the swarm's authority"),
-    ("silent", "revoked"): ("gone", "was shut out by the swarm's authority"),
+    ("unknown", "linked"): ("here", "{} is here"),
+    ("gone", "linked"): ("here", words_of("revived", "{}")),
+    ("gone", "revived"): ("here", words_of("revived", "{}")),
+    ("silent", "revived"): ("here", words_of("revived", "{}")),
+    ("here", "suspected"): ("silent", words_of("suspected", "{}")),
+    **{
+        (seen, kind): ("gone", words_of(DEPARTED if kind == "left" else kind, "{}"))
+        for seen in ("here", "silent")
+        for kind in ("died", "left", "revoked")
+    },
 }
 """Phase and words, by the phase before and the event; a pair that is not here says nothing."""
 
@@ -54,11 +54,11 @@ class PeerLines:
         self._seen[event.peer] = seen
         began, alike = self._alike.get(said, (now, 0))
         self._alike[said] = began, alike + 1
-        return [*lines, f"{event.peer} {said}"] if alike < ALIKE_LIMIT else lines
+        return [*lines, said.format(event.peer)] if alike < ALIKE_LIMIT else lines
 
     def late(self, now: float) -> list[str]:
         """The lines that stand for the peers that were counted, once their time is over."""
         over = [(said, alike) for said, (began, alike) in self._alike.items() if now - began >= ALIKE_S]
         for said, _ in over:
             del self._alike[said]
-        return [f"{alike - ALIKE_LIMIT:,} more: each {said}" for said, alike in over if alike > ALIKE_LIMIT]
+        return [f"{alike - ALIKE_LIMIT:,} more: {said.format('each')}" for said, alike in over if alike > ALIKE_LIMIT]

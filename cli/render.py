@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
@@ -40,9 +41,8 @@ from shoal.node.outcome import (
 )
 from shoal.node.peer_facts import ABSENT, Outlier, PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
+from shoal.node.text import fetched_text
 from shoal.protocol.names import THIS_NODE, by_name, short, with_id
-from shoal.protocol.seats import turn_text
-from shoal.protocol.voting import FaultModel, are_enough
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +54,13 @@ MISSING_NAMED = 3
 """Members that did not contribute to a round are named where they are so few."""
 SHOWN_LIMIT = 24
 """Lines of one kind in a status, members among them."""
+REACHED = {
+    "public": "public: from outside",
+    "relayed": "relayed: through members that others reach",
+    "unknown": "unknown whether from outside",
+}
+MEMBER_REACHED = {"self": "this node", "direct": "directly", "gone": "missing"}
+"""How this node reaches a member, for people; other words are the node's own."""
 TROUBLE = ("gone", "silent")
 """How a member is reached that a user should know of."""
 ALL_PEERS = "`shoal status --peers` lists all that this node knows"
@@ -119,7 +126,7 @@ class RunProgress:
                 self._show_phase(event.round)
                 self._log_after(LONG_ROUND_S, f"round {event.round}: {event.phase}")
             case StateFetched():
-                text = _fetched(event.done_bytes, event.total_bytes)
+                text = fetched_text(event.done_bytes, event.total_bytes)
                 self._show_now(text, event.done_bytes / max(event.total_bytes, 1))
                 self._log_after(LONG_FETCH_S, text)
             case StepsMade():
@@ -175,14 +182,14 @@ class RunProgress:
         for line in self._peers.take(event, time.monotonic()):
             log.info("%s", line)
 
-    def end(self, outcome: Outcome) -> None:
-        """Say how it ended, and what comes next; a failure has said so."""
+    def end(self, outcome: Outcome, command: str) -> None:
+        """Say how it ended, and by what command it goes on; a failure has said so."""
         for line in self._shared.rest():
             log.info("%s", line)
         if outcome is Outcome.DONE:
-            log.info("done; the same `shoal run`, with its options, goes on, `shoal export` takes the model away")
+            log.info("done; `%s`, with its options, goes on, `shoal export` takes the model away", command)
         elif outcome in (Outcome.LEFT, Outcome.INTERRUPTED):
-            log.info("left the swarm; the same `shoal run`, with its options, comes back to it")
+            log.info("left the swarm; `%s`, with its options, comes back to it", command)
 
     def _show_phase(self, round: int) -> None:
         """The phase in the live line, and in JSON records."""
@@ -251,6 +258,17 @@ def shared_line(events: Sequence[RoundShared]) -> str:
     return f"{which} done: {reward}{groups}, {seconds:.1f} s"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRow:
+    """One member, as texts that are safe to show. name: marked where it is this node; may be nothing."""
+
+    peer: str
+    name: str
+    phase: str
+    speed: str
+    reach: str
+
+
 def print_status(status: Status) -> None:
     """A node's status on stdout: a table of the members on a terminal, plain lines into a file.
 
@@ -260,12 +278,11 @@ def print_status(status: Status) -> None:
         print(line)
     shown, more = notable_members(status)
     if sys.stdout.isatty():
-        print_table(("member", "id", "phase", "tokens/s"), member_rows(shown, status))
+        heads = ("member", "id", "phase", "tokens/s")
+        print_table(heads, [(row.name, short(row.peer), row.phase, row.speed) for row in shown])
     else:
-        for member in shown:
-            name = marked(member.peer_id, status)
-            speed = figure(member.tokens_per_s)
-            print(f"member     {in_one_line(f'{member.peer_id} {member.phase} {speed} tokens/s {name}')}")
+        for row in shown:
+            print(f"member     {row.peer} {row.phase} {row.speed} tokens/s {row.name}".rstrip())
     if more:
         print(f"member     and {more:,} more; {ALL_PEERS}")
 
@@ -281,14 +298,23 @@ def print_peers(peers: Sequence[PeerFacts]) -> None:
         print(in_one_line("  ".join(facts)))
 
 
-def notable_members(status: Status) -> tuple[list[MemberStatus], int]:
+def notable_members(status: Status) -> tuple[list[MemberRow], int]:
     """The members to show, and how many more there are: all of a few, else those that are missing or silent first."""
-    if len(status.members) <= SHOWN_LIMIT:
-        return status.members, 0
-    own = [member for member in status.members if member.reach == "self"]
-    troubled = [member for member in status.members if member.reach in TROUBLE]
-    others = [member for member in status.members if member.reach not in (*TROUBLE, "self")]
-    return [*own, *troubled, *others][:SHOWN_LIMIT], len(status.members) - SHOWN_LIMIT
+    more = len(status.members) - SHOWN_LIMIT
+    shown = status.members
+    if more > 0:  # the order is kept otherwise
+        shown = sorted(shown, key=lambda member: member.reach != "self" and 1 + (member.reach not in TROUBLE))
+    return [_member_row(member, status) for member in shown[:SHOWN_LIMIT]], max(more, 0)
+
+
+def _member_row(member: MemberStatus, status: Status) -> MemberRow:
+    return MemberRow(
+        peer=in_one_line(member.peer_id),
+        name=in_one_line(marked(member.peer_id, status)),
+        phase=in_one_line(member.phase),
+        speed=figure(member.tokens_per_s),
+        reach=in_one_line(MEMBER_REACHED.get(member.reach, member.reach)) or "–",
+    )
 
 
 def status_lines(status: Status) -> list[str]:
@@ -299,13 +325,11 @@ def status_lines(status: Status) -> list[str]:
         ("peer id", status.peer_id),
         ("swarm", status.swarm_id),
         *(("address", address) for address in status.addresses),
+        ("reached", REACHED.get(status.reachability, status.reachability)),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
-        ("phase", phase_told(status)),
-        *(() if status.counts_from is None else (("counts", f"its work, from round {status.counts_from} on"),)),
-        *(() if not status.why_paused else (("paused", status.why_paused),)),
-        *(() if status.turn_in_rounds is None else (("seat", turn_text(status.turn_in_rounds)),)),
-        *(() if status.abstains is None else (("help", by_name(status.abstains, status.names, own=status.peer_id)),)),
-        *(("alert", by_name(alert, status.names, own=status.peer_id)) for alert in status.alerts),
+        ("phase", status.doing or status.phase),
+        *(("seat", text) for text in seat_told(status)),
+        *(("alert" if bad else "help", text) for bad, text in advice(status)),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),
         ("loss", losses_told(status) or "–"),
         ("speed", _speed(status)),
@@ -316,7 +340,19 @@ def status_lines(status: Status) -> list[str]:
     lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status)
     lines += sample_lines(status) + peer_lines(status)
     lines += voter_lines(status) + settings_lines(status) + ban_lines(status)
-    return lines + rollback_lines(status) + missing_lines(status)
+    lines += rollback_lines(status)
+    return lines + _few([f"missing    {_who(peer, status)}" for peer in status.missing])
+
+
+def advice(status: Status) -> list[tuple[bool, str]]:
+    """What stands in the way and what helps, as the node's page has it, the worst first; True before what is bad."""
+    found = [check for check in status.checks if check.state != "ok"]
+    return [(check.state == "bad", by_name(check.text, status.names, own=status.peer_id)) for check in found]
+
+
+def seat_told(status: Status) -> list[str]:
+    """When it is this node's turn, and from when on its work counts, as the page has it."""
+    return [check.detail for check in status.checks if check.name == "Seat"]
 
 
 def fetched_told(status: Status) -> str:
@@ -342,9 +378,9 @@ def peer_lines(status: Status) -> list[str]:
         lines.append(f"software   {', '.join(versions)}")
     if known.known > SHOWN_LIMIT:
         lines += [f"{name:<10} {text}" for name, text in _speed_texts(known, status)]
-        if known.most_behind:
-            lines.append(f"behind     {_named(known.most_behind, 'rounds', status)}")
-    return lines
+    if known.most_behind:
+        lines.append(f"behind     {_named(known.most_behind, 'rounds', status)}")
+    return lines + [f"gone       {_who(peer, status)}" for peer in known.gone if peer not in status.missing]
 
 
 def peer_counts(known: PeerSummary) -> str:
@@ -403,25 +439,16 @@ def _few(lines: Sequence[str]) -> list[str]:
 
 def _speed(status: Status) -> str:
     blocked = "" if status.blocked_fraction is None else f", {status.blocked_fraction:.1%} of the time blocked"
-    return f"{speed_told(status.tokens_per_s).removeprefix('speed ')}{blocked}"
+    return f"{speed_told(status).removeprefix('speed ')}{blocked}"
 
 
-def speed_told(tokens_per_s: float | None) -> str:
-    """`1,235 tokens/s`; a node that has measured none does not say 0."""
-    return "speed not measured yet" if tokens_per_s is None else f"{figure(tokens_per_s)} tokens/s"
-
-
-def phase_told(status: Status) -> str:
-    """`train, step 40 of 100`, or how much of the state is here: the phase, and how far it is where that is known."""
-    if status.phase == "train" and status.step is not None and status.steps is not None:
-        return f"{status.phase}, step {status.step} of {status.steps}"
-    if status.fetched_bytes is not None and status.state_bytes is not None:
-        return f"{status.phase}, {_fetched(status.fetched_bytes, status.state_bytes)}"
-    return status.phase
-
-
-def _fetched(done_bytes: int, total_bytes: int) -> str:
-    return f"fetching the swarm's state: {quantity(done_bytes, 'B')} of {quantity(total_bytes, 'B')}"
+def speed_told(status: Status) -> str:
+    """`1,235 tokens/s`; a node that has measured none does not say 0, and an agent says what it wrote in all."""
+    if status.tokens_per_s is not None:
+        return f"{figure(status.tokens_per_s)} tokens/s"
+    if status.rollouts is not None:
+        return f"{status.rollouts.generated_tokens:,} tokens generated"
+    return "speed not measured yet"
 
 
 def losses_told(status: Status) -> str:
@@ -503,9 +530,9 @@ def sample_text(prompt: str, text: str) -> str:
 
 
 def voter_lines(status: Status) -> list[str]:
-    """List the voters where they are named, and not all of the members and nobody else."""
+    """List the voters, in one word where they are all of the members and nobody else."""
     if sorted(status.voters) == sorted(member.peer_id for member in status.members):
-        return []
+        return [f"voters     {'the member' if len(status.voters) == 1 else 'all members'}"] if status.voters else []
     return _few([f"voter      {_who(peer, status)}" for peer in status.voters])
 
 
@@ -530,38 +557,6 @@ def rollback_lines(status: Status) -> list[str]:
         f"rollback   {_who(wish.peer_id, status)} would go back to round {wish.round}, {reasons[wish.asked]}"
         for wish in status.rollbacks
     ]
-
-
-def missing_lines(status: Status) -> list[str]:
-    """List the voters that are missing, what that means and what helps; nothing if all are there."""
-    if not status.missing:
-        return []
-    here, voters, lying = len(status.voters) - len(status.missing), len(status.voters), status.faults == "lying"
-    enough = are_enough(here, voters, FaultModel(status.faults))
-    if enough:
-        effect = f"rounds go on with {here} of {count(voters, 'voter')}"
-    else:
-        wait = "may wait" if 2 * here == voters and not lying else "wait"  # of two halves, one has the casting vote
-        quorum = "more than two thirds" if lying else "a majority"
-        effect = (
-            f"rounds {wait} for {quorum}, {here} of {count(voters, 'voter')} here; this node trains on alone meanwhile"
-        )
-    one = len(status.missing) == 1
-    remedy = f"start {'the missing one' if one else 'those that are missing'} again where {'it' if one else 'they'} ran"
-    lines = _few([f"missing    {_who(peer, status)}" for peer in status.missing])
-    if not enough and status.long_missing:
-        gone = " ".join(in_one_line(peer) for peer in status.long_missing)
-        remedy += f"; silent for an hour, and if gone for good: `shoal rebase --forget {gone}` with the authority's key"
-    return [*lines, f"help       {effect}; {remedy}"]
-
-
-def member_rows(members: Sequence[MemberStatus], status: Status) -> list[tuple[str, str, str, str]]:
-    """Name, end of the PeerId, phase and tokens/s of members, safe to print."""
-    rows = [
-        (marked(member.peer_id, status), short(member.peer_id), member.phase, figure(member.tokens_per_s))
-        for member in members
-    ]
-    return [(in_one_line(name), in_one_line(end), in_one_line(phase), speed) for name, end, phase, speed in rows]
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, console: Console | None = None) -> None:

@@ -20,6 +20,7 @@ from shoal.cli.joining import FROM_STDIN, follow_link, given_link
 from shoal.cli.open_files import allow_files
 from shoal.cli.options import NODE_KEY_NAME, AllowWorkload, ProgressOptions
 from shoal.cli.render import RunProgress, progress_display
+from shoal.node.control_client import start_command
 from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP, join_call
 from shoal.node.option import check_options, given_options
@@ -75,7 +76,7 @@ def run(options: RunOptions) -> None:
         ):  # a loop that starts a node gives it
             log.info("%s", waiting_line(options))
         outcome = run_to_end(config, progress)
-        progress.end(outcome)
+        progress.end(outcome, start_command(options.data_dir))
     raise typer.Exit(EXIT_CODES[outcome])
 
 

@@ -11,10 +11,10 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import DataTable, Footer, Label, ProgressBar, RichLog, Sparkline, Static, TabbedContent, TabPane
+from textual.widgets import DataTable, Footer, Label, ProgressBar, RichLog, Static, TabbedContent, TabPane
 
-from shoal.cli.text import count, figure
-from shoal.cli.watch_model import Picture, Watcher
+from shoal.cli.text import figure
+from shoal.cli.watch_model import Picture, Watcher, bars
 from shoal.protocol.names import short
 
 PERIOD_S: Final = 0.5
@@ -49,7 +49,7 @@ class WatchApp(App[None]):
     CSS = """
     #head { height: auto; padding: 0 1 } #headline { text-style: bold } #trouble { color: $error; text-style: bold }
     #phases { width: 1fr } #round { width: auto } #bar { height: 1 }
-    TabbedContent { height: 1fr } DataTable { height: 1fr } Sparkline { height: 1fr; margin: 1 1 }
+    TabbedContent { height: 1fr } DataTable { height: 1fr } #curve { height: 1fr; margin: 1 1 }
     RichLog { height: 1fr; padding: 0 1 } .quiet { color: $text-muted }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -90,8 +90,8 @@ class WatchApp(App[None]):
                 yield DataTable(id="table", cursor_type="row", zebra_stripes=True)
             with TabPane("2 Loss", id="loss"):
                 yield Static("", id="loss-text", classes="quiet")
-                yield Sparkline([], id="curve")
-            with TabPane("3 Faults", id="faults"):
+                yield Static("", id="curve")
+            with TabPane("3 Events", id="faults"):
                 yield RichLog(id="log", wrap=True, max_lines=500)
             with TabPane("4 Samples", id="samples"), VerticalScroll():
                 yield Static("", id="samples-text")
@@ -131,7 +131,7 @@ class WatchApp(App[None]):
         self.picture = picture
         self.pictures += 1
         here = picture.status is not None
-        self.query_one("#headline", Static).update(Text(picture.headline if here else "no node answers"))
+        self.query_one("#headline", Static).update(Text(picture.headline(self.size.width - 2)))
         self.query_one("#trouble", Static).update(Text("\n".join(picture.advice)))
         self.query_one("#phases", Static).update(Text(picture.phase_line))
         self.query_one("#round", ProgressBar).update(progress=100 * picture.round_share if here else 0)
@@ -141,8 +141,9 @@ class WatchApp(App[None]):
         self._show_loss(picture)
         samples = "\n".join(picture.samples) or "nothing was sampled yet: workloads of text say something"
         self.query_one("#samples-text", Static).update(Text(samples))
-        rollouts = "\n".join(picture.rollout_lines) or "this node shares no rollouts"
-        self.query_one("#rollouts-text", Static).update(Text(rollouts))
+        self.query_one("#rollouts-text", Static).update(Text("\n".join(picture.rollout_lines)))
+        panes = self.query_one(TabbedContent)
+        panes.show_tab("rollouts") if picture.rollout_lines else panes.hide_tab("rollouts")
         if picture.faults != self._faults:
             self._show_faults(picture.faults)
 
@@ -165,14 +166,14 @@ class WatchApp(App[None]):
                     table.update_cell_at((line, column), Text(cell), update_width=True)  # type: ignore[arg-type]
 
     def _show_loss(self, picture: Picture) -> None:
-        losses, rewards = picture.losses, picture.rewards
-        told = "nobody has evaluated yet"
-        if losses:
-            told = f"{figure(losses[0])} → {figure(losses[-1])} {picture.metric}, {count(len(losses), 'evaluation')}"
-        elif rewards:
-            told = f"reward {figure(rewards[0])} → {figure(rewards[-1])}, {count(len(rewards), 'round')} of this node's"
+        points, told = picture.losses or picture.rewards, "nobody has evaluated yet"
+        if points:
+            what, unit = ("", f" {picture.metric}") if picture.losses else ("reward ", "")
+            told = f"{what}{figure(points[0][1])} → {figure(points[-1][1])}{unit}, up to round {points[-1][0]:g}"
         self.query_one("#loss-text", Static).update(Text(told))
-        self.query_one("#curve", Sparkline).data = list(losses or rewards)
+        curve = self.query_one("#curve", Static)
+        lines = bars(points, curve.size.width, max(3, curve.size.height - 2)) if points and curve.size.width else []
+        curve.update(Text("\n".join(lines), no_wrap=True))
 
     def _show_faults(self, faults: tuple[str, ...]) -> None:
         log = self.query_one("#log", RichLog)
@@ -195,10 +196,15 @@ class WatchApp(App[None]):
         self.push_screen(ConfirmLeave(), lambda sure: self.action_order("leave") if sure else None)
 
     def action_pane(self, name: str) -> None:
-        """Show this pane."""
-        self.query_one(TabbedContent).active = name
+        """Show this pane, if there is one."""
+        if name in self._panes():
+            self.query_one(TabbedContent).active = name
 
     def action_next_pane(self) -> None:
         """Show the pane after this one."""
-        panes = self.query_one(TabbedContent)
-        panes.active = PANES[(PANES.index(panes.active) + 1) % len(PANES)]
+        panes, shown = self.query_one(TabbedContent), self._panes()
+        panes.active = shown[(shown.index(panes.active) + 1) % len(shown)]
+
+    def _panes(self) -> tuple[str, ...]:
+        """Panes that there are: of rollouts only where some are shared."""
+        return PANES if self.picture is not None and self.picture.rollout_lines else PANES[:-1]

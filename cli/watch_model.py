@@ -7,7 +7,6 @@ picture that nothing changes afterwards.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,62 +16,39 @@ from typing import Final
 import msgspec
 
 from shoal.cli.render import (
+    PHASES,
+    MemberRow,
+    advice,
     caps_told,
     group_lines,
     losses_told,
-    marked,
-    missing_lines,
     notable_members,
     peer_counts,
     rollout_lines,
     sample_text,
+    seat_told,
     speed_told,
 )
-from shoal.cli.text import figure, in_one_line, quantity
-from shoal.node.control_client import MemberStatus, Status, request
-from shoal.node.loops.attendance import WAITS_MARK
+from shoal.cli.text import count, figure, in_one_line, quantity
+from shoal.node.control_client import Status, request
+from shoal.node.dashboard.curves import Point
+from shoal.node.dashboard.history import History
+from shoal.node.dashboard.rounds import Happening
+from shoal.node.outcome import TRAINING_LOSS
 from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import LogTail
-from shoal.node.reporting.events import Event
 from shoal.node.training.trainer_messages import SAMPLE_LIMIT_CHARS
 from shoal.protocol.errors import ShoalError
-from shoal.protocol.names import by_name, called
-from shoal.protocol.seats import turn_text
+from shoal.protocol.names import by_name
 
 STATUS_DEADLINE_S: Final = 5.0
 FIRST_READ_BYTES: Final = 4 << 20
 READ_LIMIT_BYTES: Final = 4 << 20
-LOSSES_KEPT: Final = 400
-FAULTS_KEPT: Final = 300
-BANS_SHOWN: Final = 3
-PHASES: Final = ("train", "plan", "reduce", "certify")
-
-_REACH: Final = {"self": "this node", "direct": "directly", "gone": "missing"}
-"""For people; other words are the node's own."""
-_SAID: Final[dict[type[Event], str]] = {
-    events.Died: "gone",
-    events.Detoured: "slow to answer, others pass on what it says:",
-    events.Lost: "lost the link to",
-    events.Parted: "no tensors come through to",
-    events.Stranded: "nobody reaches this node",
-}
-_TOLD: Final[tuple[type[Event], ...]] = (
-    *(events.Started, events.Left, events.Failed, events.AgentDied, events.TrainerRestarted, events.LoopDetached),
-    *(events.Died, events.Lost, events.Detoured, events.Suspected, events.Revived, events.Parted, events.Stranded),
-    *(events.ViewChanged, events.RolledBack, events.Rebased, events.Amended, events.Banned, events.Evidence),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRow:
-    """One member, as texts that are safe to show. name: marked where it is this node; may be nothing."""
-
-    peer: str
-    name: str
-    phase: str
-    speed: str
-    reach: str
+ROUNDS_MEASURED: Final = 8
+BAR_COLUMNS: Final = 3
+"""Columns of a bar, at most."""
+BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +57,12 @@ class Picture:
 
     status: Status | None
     trouble: str = ""
-    members: tuple[MemberRow, ...] = ()
+    members: Sequence[MemberRow] = ()
     members_left_out: int = 0
-    losses: tuple[float, ...] = ()
+    losses: Sequence[Point] = ()
     metric: str = ""
     samples: tuple[str, ...] = ()
-    rewards: tuple[float, ...] = ()
+    rewards: Sequence[Point] = ()
     faults: tuple[str, ...] = ()
     round_began_at: float | None = None
     usual_round_s: float | None = None
@@ -94,18 +70,20 @@ class Picture:
     received_per_s: float = 0.0
     seen_at: float = 0.0
 
-    @property
-    def headline(self) -> str:
-        """Term, round, phase, turn, loss and speed in one line."""
+    def headline(self, width: int = 0) -> str:
+        """Term, round, phase, turn, loss and speed, of which each stays in one line of `width` characters."""
         if self.status is None:
-            return self.trouble
+            return "no node answers"
         known = self.status
-        told = losses_told(known)
-        loss = f" · {in_one_line(told)}" if told else ""
-        term = "" if known.term == "0.0" else f" of term {in_one_line(known.term)}"
-        speed = speed_told(known.tokens_per_s)
-        turn = "" if known.turn_in_rounds is None else f" · {turn_text(known.turn_in_rounds)}"
-        return f"round {known.round + 1}{term} · {in_one_line(known.phase)}{turn}{loss} · {speed}"
+        term = "" if known.term == "0.0" else f" of term {known.term}"
+        facts = [
+            f"round {known.round + 1}{term}",
+            known.doing or known.phase,
+            *seat_told(known),
+            *filter(None, [losses_told(known)]),
+            speed_told(known),
+        ]
+        return in_lines([in_one_line(fact) for fact in facts], width)
 
     @property
     def phase_line(self) -> str:
@@ -141,26 +119,9 @@ class Picture:
     @property
     def advice(self) -> tuple[str, ...]:
         """Obstacles, and what to do about each; empty where all is well."""
-        known = self.status
-        if known is None:
+        if self.status is None:
             return (f"{self.trouble} (this view goes on by itself as soon as it answers)",)
-        told = []
-        missing = [line.removeprefix("help").strip() for line in missing_lines(known) if line.startswith("help")]
-        banned = [
-            f"{_whose(ban.peer_id, known)} banned {_until(ban.until)}, by round {ban.round}" for ban in known.bans
-        ]
-        if any(ban.peer_id == known.peer_id for ban in known.bans):
-            told.append(
-                "the swarm has banned this node; the proof is in evidence/ of the others: `shoal evidence` checks it"
-            )
-        if known.phase == "paused":
-            why = f": {known.why_paused}" if known.why_paused else ""
-            goes_on = "" if WAITS_MARK in why else "; r goes on"
-            told.append(f"paused{why}; it votes and keeps the state, and trains nothing{goes_on}")
-        if banned:
-            more = f"; and {len(banned) - BANS_SHOWN} more" if len(banned) > BANS_SHOWN else ""
-            told.append("; ".join(banned[:BANS_SHOWN]) + more)
-        return (*missing, *told)
+        return tuple(in_one_line(text) for _, text in advice(self.status))
 
     @property
     def bytes_line(self) -> str:
@@ -181,16 +142,9 @@ class Watcher:
     """Asks the node of one data folder, again and again, whether or not it runs."""
 
     data_dir: Path
-    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
-    _faults: deque[Event] = field(default_factory=lambda: deque(maxlen=FAULTS_KEPT))
-    _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
-    _sampled: tuple[events.Sampled, ...] = ()
-    """The first samples that the log still tells of, and the newest."""
-    _names: dict[str, str] = field(default_factory=dict)
+    _history: History = field(default_factory=History)
+    _names: Mapping[str, str] = field(default_factory=dict)
     _own: str = ""
-    _metric: str = ""
-    _round_began_at: float | None = None
-    _round_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     _bytes: tuple[float, int, int] | None = None
     _tail: LogTail | None = None
 
@@ -200,7 +154,7 @@ class Watcher:
             self._tail = LogTail(self.data_dir / LOG_NAME, from_end_bytes=FIRST_READ_BYTES)
         with suppress(OSError):
             for event in self._tail.read(READ_LIMIT_BYTES):
-                self._hear(event)
+                self._history.hear(event)
         status, trouble = None, ""
         try:
             status = msgspec.convert(request(self.data_dir, "status", deadline_s=STATUS_DEADLINE_S), Status)
@@ -211,19 +165,22 @@ class Watcher:
         if status is not None:
             self._names, self._own = status.names, status.peer_id
         sent_per_s, received_per_s = self._rates(status)
+        known = self._history
+        rounds = known.rounds.rounds
+        took = [one.ended - one.began for one in rounds if one.ended is not None][-ROUNDS_MEASURED:]
         shown, left_out = ([], 0) if status is None else notable_members(status)
         return Picture(
             status=status,
             trouble=trouble,
-            members=tuple(_row(member, marked(member.peer_id, status)) for member in shown) if status else (),
+            members=shown,
             members_left_out=left_out,
-            losses=tuple(self._losses),
-            metric=self._metric,
-            samples=_sample_lines(self._sampled),
-            rewards=tuple(self._rewards),
-            faults=tuple(_told(event, self._names, self._own) for event in self._faults),
-            round_began_at=self._round_began_at,
-            usual_round_s=sum(self._round_s) / len(self._round_s) if self._round_s else None,
+            losses=tuple(known.curves["held_out"].points or known.curves["train"].points),
+            metric=in_one_line(known.metric or TRAINING_LOSS),
+            samples=_sample_lines(known.samples),
+            rewards=tuple(known.curves["reward"].points),
+            faults=tuple(_told(happening, self._names, self._own) for happening in known.rounds.happenings),
+            round_began_at=rounds[-1].began if rounds else None,
+            usual_round_s=sum(took) / len(took) if took else None,
             sent_per_s=sent_per_s,
             received_per_s=received_per_s,
             seen_at=time.time(),
@@ -236,25 +193,6 @@ class Watcher:
         except ShoalError as error:
             return in_one_line(str(error))
         return {"pause": "it stops training", "resume": "it trains again", "leave": "it leaves the swarm"}[op]
-
-    def _hear(self, event: Event) -> None:
-        match event:
-            case events.Evaluated(loss=float(loss)):
-                self._losses.append(loss)
-                self._metric = in_one_line(event.metric)
-            case events.Sampled():
-                self._sampled = (*self._sampled[:1], event)
-            case events.RolledBack():
-                self._sampled = tuple(known for known in self._sampled if known.round <= event.to)
-                self._faults.append(event)
-            case events.RoundStarted():
-                self._round_began_at = event.at
-            case events.Rollouts(reward=float(reward)):
-                self._rewards.append(reward)
-            case events.Certified() | events.Stepped():
-                self._round_s.append(event.total_s)
-            case _ if isinstance(event, _TOLD):
-                self._faults.append(event)
 
     def _rates(self, status: Status | None) -> tuple[float, float]:
         """Bytes a second since the look before, sent and received."""
@@ -269,16 +207,6 @@ class Watcher:
         return max(now[1] - before[1], 0) / seconds, max(now[2] - before[2], 0) / seconds
 
 
-def _row(member: MemberStatus, name: str) -> MemberRow:
-    return MemberRow(
-        peer=in_one_line(member.peer_id),
-        name=in_one_line(name),
-        phase=in_one_line(member.phase),
-        speed=figure(member.tokens_per_s),
-        reach=in_one_line(_REACH.get(member.reach, member.reach)) or "–",
-    )
-
-
 def _sample_lines(sampled: Sequence[events.Sampled]) -> tuple[str, ...]:
     """Each prompt of the newest samples, with what the model said after it first, and what it says now."""
     if not sampled:
@@ -290,25 +218,49 @@ def _sample_lines(sampled: Sequence[events.Sampled]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _whose(peer: str, status: Status) -> str:
-    return "this node is" if peer == status.peer_id else f"{in_one_line(called(peer, status.names))} is"
+def _told(happening: Happening, names: Mapping[str, str], own: str) -> str:
+    """`12:30:59 box is gone`, a line for people."""
+    at = time.strftime("%H:%M:%S", time.localtime(min(max(happening.at, 0.0), 1e11)))
+    where = "" if happening.round is None else f" (round {happening.round})"
+    detail = f": {happening.detail}" if happening.detail else ""
+    more = f", and {count(happening.more, 'other')} likewise" if happening.more else ""
+    return in_one_line(f"{at} {by_name(f'{happening.text}{detail}{more}', names, own=own)}{where}")
 
 
-def _until(round: int | None) -> str:
-    return "for ever" if round is None else f"until round {round}"
+def in_lines(facts: Sequence[str], width: int) -> str:
+    """Facts with ` · ` between them, in lines of at most so many characters as long as each fits; 0: in one."""
+    lines = [""]
+    for fact in facts:
+        longer = f"{lines[-1]} · {fact}" if lines[-1] else fact
+        if width and lines[-1] and len(longer) > width:
+            lines.append(fact)
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)
 
 
-def _told(event: Event, names: Mapping[str, str], own: str) -> str:
-    """`12:30:59 gone box`, a line for people."""
-    at = time.strftime("%H:%M:%S", time.localtime(min(max(event.at, 0.0), 1e11)))
-    left = isinstance(event, events.Died) and event.left
-    what = "left in good order:" if left else _SAID.get(type(event), event.name.replace("_", " "))
-    peer: str | None = getattr(event, "peer", None)
-    peers: tuple[str, ...] = getattr(event, "peers", ())[:8] if peer is None else (peer,)
-    round: int = getattr(event, "round", 0)
-    where = f" in round {round}" if round else ""
-    back = f", to round {event.to}" if isinstance(event, events.RolledBack | events.Rebased) else ""
-    why = next((str(why) for field in ("cause", "message", "reason") if (why := getattr(event, field, ""))), "")
-    whom = "".join(f" {called(name, names, own=own)}" for name in peers)
-    reason = f": {by_name(why, names, own=own)}" if why else ""
-    return in_one_line(f"{at} {what}{whom}{where}{back}{reason}")
+def bars(points: Sequence[Point], width: int, height: int) -> list[str]:
+    """Values over rounds as bars of `height` lines, the newest at the right, with an axis at the left and below.
+
+    The axis begins below the smallest value, so that each bar is seen. Of more points than there is room for, the
+    newest value of each column stands.
+    """
+    values = [value for _, value in points]
+    low, high = min(values), max(values)
+    bottom = low - ((high - low) or abs(high) or 1.0) / 8
+    marks = [figure(value) for value in (high, (high + bottom) / 2, bottom)]
+    left = max(map(len, marks))
+    room = max(1, width - left - 2)
+    columns = min(room, len(points))
+    wide = min(BAR_COLUMNS, room // columns)
+    shown = [values[(column + 1) * len(values) // columns - 1] for column in range(columns)]
+    eighths = [round(8 * height * (value - bottom) / (high - bottom)) for value in shown]
+    names = dict(zip((0, height // 2, height - 1), marks, strict=False))
+    lines = []
+    for line in range(height):
+        floor = 8 * (height - 1 - line)
+        body = "".join(BLOCKS[min(max(filled - floor, 0), 8)] * wide for filled in eighths)
+        lines.append(f"{names.get(line, ''):>{left}} │{body}".rstrip())
+    first, last = (f"{points[place][0]:g}" for place in (0, -1))
+    between = max(1, columns * wide - len(first) - len(last))
+    return [*lines, f"{' ' * left} └{'─' * (columns * wide)}", f"{' ' * left}  {first}{' ' * between}{last} round"]

@@ -23,33 +23,12 @@ from shoal.node.control_client import (
     REQUEST_LIMIT_BYTES,
     SOCKET_NAME,
     SOCKET_PATH_LIMIT_BYTES,
-    BytesStatus,
-    ControlRefused,
     JsonValue,
-    MemberStatus,
-    NodeNotRunning,
-    RollbackStatus,
-    Status,
-    request,
     socket_path,
 )
 from shoal.node.state.store import disk_errors, write_atomically
 from shoal.protocol.errors import ConfigError, ShoalError, StorageError
 from shoal.protocol.private_folder import make_private
-
-__all__ = [
-    "BytesStatus",
-    "ControlRefused",
-    "ControlServer",
-    "Handler",
-    "JsonValue",
-    "MemberStatus",
-    "NodeNotRunning",
-    "Order",
-    "RollbackStatus",
-    "Status",
-    "request",
-]
 
 CONNECTION_LIMIT = 16  # to the control socket
 IDLE_DEADLINE_S = 10.0

@@ -57,11 +57,57 @@ class MemberStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BytesStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes since this node started, lanes and control. passed_on: between others, as their relay."""
+    """Bytes since this node started, lanes and control. passed_on: between others, as their relay.
+
+    lanes_sent, lanes_received: of those sent and received, what went over lanes.
+    """
 
     sent: int
     received: int
     passed_on: int = 0
+    lanes_sent: int = 0
+    lanes_received: int = 0
+
+
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs here, and what it takes of the machine, its trainer included: memory, and cores over some seconds.
+
+    certifies: whether voters certify each round. start: the command that starts this node again. disk_free_bytes: where
+    the data folder is. peer_errors, own_errors: requests of others that failed here, by whose fault that was.
+    """
+
+    swarm_name: str = ""
+    strategy: str = ""
+    certifies: bool = True
+    workload: str = ""
+    software: str = ""
+    device: str = ""
+    start: str = ""
+    uptime_s: float = 0.0
+    cores: float = 0.0
+    memory_bytes: int = 0
+    disk_free_bytes: int | None = None
+    peer_errors: int = 0
+    own_errors: int = 0
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's user should know of one matter. remedy: what helps; empty where nothing has to be done.
+
+    PeerIds in the texts stand alone, for names to be put in their place; what is to be typed is between backquotes.
+    above: it is told in the first place, as all that is bad is.
+    """
+
+    name: str
+    state: Literal["ok", "warn", "bad"]
+    detail: str
+    remedy: str = ""
+    above: bool = False
+
+    @property
+    def text(self) -> str:
+        """Both in one line."""
+        return f"{self.detail}; {self.remedy}" if self.remedy else self.detail
 
 
 class RollbackStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,13 +140,16 @@ class BanStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A group that went through the node lately. reward: the mean, as its origin claims it.
+    """A group that went through the node lately. reward: the mean, as its origin claims it unless `own`.
 
-    round: of its origin's; policy: the version of the policy that wrote it, as its origin counts; age: in rounds of
-    this node's since it came.
+    round: of its origin's; policy: the version of the policy that wrote it, as its origin counts; came: in which of
+    this node's rounds; age: how many of them ago.
     """
 
+    digest: str = ""
     peer_id: str
+    own: bool = False
+    came: int = 0
     family: str
     round: int
     policy: int
@@ -109,19 +158,24 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
 
 
-class RolloutCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a node that shares rollouts, since it started.
+class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a node that shares rollouts, since it started, and its newest groups, oldest first.
 
     reward: the mean of its newest own completions, in 0..1; None before there are any. made: groups of its own that
     were announced; wanted: those of them that somebody pulled, counted where it makes them for others alone; waits:
     whether it makes none now, since others take fewer. pulled: groups of others that came; taken: those of them that
     were judged and trained on. rejected: offers and groups that were refused, by reason. tasks: of each task family,
-    the newest round that had any of it. held_out_reward: the newest greedy reward on held-out tasks.
+    the newest round that had any of it. held_out_reward: the newest greedy reward on held-out tasks, with the round and
+    how many they were. round: of its agent's. teaching: how far the warm-up is, in words; empty when there is none.
     """
 
     role: str
+    round: int = 0
     reward: float | None = None
     held_out_reward: float | None = None
+    held_out_round: int = 0
+    held_out_tasks: int = 0
+    teaching: str = ""
     made: int = 0
     wanted: int = 0
     waits: bool = False
@@ -131,17 +185,6 @@ class RolloutCounts(msgspec.Struct, frozen=True, kw_only=True):
     generated_tokens: int = 0
     rejected: dict[str, int] = {}
     tasks: dict[str, TaskRewards] = {}
-
-
-class RolloutStatus(RolloutCounts, frozen=True, kw_only=True):
-    """Counts, the newest groups, oldest first, and the round and the number of tasks of the held-out reward.
-
-    teaching: how far the warm-up is, in words; empty when there is none, or it is over.
-    """
-
-    held_out_round: int = 0
-    held_out_tasks: int = 0
-    teaching: str = ""
     groups: list[GroupStatus] = []
 
 
@@ -160,8 +203,10 @@ class FetchedStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a running node: the reply to the op `status`. `missing` are PeerIds of voters not heard of.
+    """State of a running node: the reply to the op `status`, and what its page and its metrics are made of.
 
+    checks: what its user should know, and what helps: what nobody who shows a node works out again. doing: its phase
+    and how far it is, in words. node: what runs here. missing: PeerIds of voters not heard of.
     voters: the PeerIds of all who vote on the round under way. faults: the fault model by which they do.
     long_missing: those of them of whom nothing was heard for an hour: nobody else may be gone for good.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
@@ -185,6 +230,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reachability: str = "unknown"
     proven: list[str] = []
     phase: str
+    doing: str = ""
     why_paused: str = ""
     step: int | None = None
     steps: int | None = None
@@ -208,12 +254,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, bool | int | float | str] = {}
     bans: list[BanStatus] = []
     alerts: list[str] = []
+    checks: list[Check] = []
     loss: float | None
     metric: str = ""
     train_loss: float | None = None
     train_metric: str = ""
     tokens_per_s: float | None
     bytes: BytesStatus
+    node: NodeFacts = NodeFacts()
     max_upload: int | None = None
     max_download: int | None = None
     blocked_fraction: float | None = None
@@ -223,6 +271,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     samples: SamplesStatus | None = None
     dashboard: str | None = None
     dashboard_link: str | None = None
+
+    @property
+    def paused(self) -> bool:
+        """True if it trains nothing, also where the round under way began before."""
+        return self.phase == "paused" or bool(self.why_paused)
 
 
 class PeerList(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,10 +329,14 @@ def _connect(connection: socket.socket, path: Path, data_dir: Path) -> None:
         raise ConfigError(f"the node on {data_dir} belongs to another user; run this command as that user") from None
 
 
-def _not_running(data_dir: Path) -> NodeNotRunning:
+def start_command(data_dir: Path) -> str:
+    """The command that starts a node on this data folder, with the manifest that lies in it, if it has run there."""
     own = data_dir / "swarm.toml"
-    words = ["shoal", "run", str(own) if own.is_file() else "MANIFEST", "--data-dir", str(data_dir)]
-    return NodeNotRunning(f"no node is running on {data_dir}; start one with `{shlex.join(words)}`")
+    return shlex.join(["shoal", "run", str(own) if own.is_file() else "MANIFEST", "--data-dir", str(data_dir)])
+
+
+def _not_running(data_dir: Path) -> NodeNotRunning:
+    return NodeNotRunning(f"no node is running on {data_dir}; start one with `{start_command(data_dir)}`")
 
 
 def _allow_until(connection: socket.socket, ends_at: float) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.node.control import Handler, JsonValue, Order
+from shoal.node.control import Handler, Order
+from shoal.node.control_client import JsonValue
 from shoal.node.discovery.link_ops import link_handlers, link_orders
 from shoal.node.options import Hold
 from shoal.node.parts import Parts
-from shoal.node.peer_facts import PeerFacts
 from shoal.node.rounds.engine import Engine
 from shoal.node.services import UserOrders
+from shoal.node.status import NodeView
 from shoal.node.strategies.rounds import Rounds
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId, parse_peer_id
@@ -24,16 +25,15 @@ def handlers(
     parts: Parts,
     user: UserOrders,
     *,
-    status: Callable[[], Mapping[str, JsonValue]],
-    peers: Callable[[], Sequence[PeerFacts]],
+    view: NodeView,
 ) -> Mapping[str, Handler]:
-    """The ops without arguments. status: what `shoal status` shows; peers: what it shows with `--peers`."""
+    """The ops without arguments. view: what `shoal status` shows, and with `--peers`."""
 
     async def show() -> Mapping[str, JsonValue]:
-        return status()
+        return view.document()
 
     async def list_peers() -> Mapping[str, JsonValue]:
-        return {"peers": msgspec.to_builtins(peers())}
+        return {"peers": msgspec.to_builtins(view.peers())}
 
     async def leave() -> Mapping[str, JsonValue]:
         user.leave()

@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from shoal.collectives.outer import OuterSettings
 from shoal.collectives.traffic import KINDS as PLAN_KINDS
 from shoal.collectives.traffic import PlanTraffic
 from shoal.node.audits.auditing import Auditing
-from shoal.node.control import ControlServer, JsonValue
+from shoal.node.control import ControlServer
 from shoal.node.control_ops import handlers, orders
 from shoal.node.dashboard.facts import NodeSource
 from shoal.node.dashboard.service import PageService
@@ -47,8 +47,6 @@ from shoal.node.options import NodeConfig
 from shoal.node.other_data import OtherData, claimed
 from shoal.node.outcome import Notice, Outcome, PeerChanged, Progress, TrainerTraceback
 from shoal.node.parts import Parts
-from shoal.node.peer_facts import PeerFacts
-from shoal.node.peers import peer_rows
 from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import EventLog
@@ -70,7 +68,7 @@ from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, RE
 from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store, disk_errors, write_atomically
-from shoal.node.status import left_in_order, node_record, status
+from shoal.node.status import NodeView, left_in_order, node_record
 from shoal.node.strategies.table import rounds_of
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, TrainerEvent, TrainerFailed
@@ -232,6 +230,15 @@ class Node:
         self.reaching = Reaching(parts)
         self.other_data = OtherData(named=parts.config.data is not None)
         self.auditing = None if rounds.certifying is None else Auditing(parts, rounds.certifying)
+        self.view = NodeView(
+            parts,
+            rounds,
+            self.finding,
+            self.reaching,
+            page=lambda: self.page,
+            phase=lambda: self.record_phase,
+            why_paused=self.user.why_paused,
+        )
         self.page = self._page()
         rendezvous_services = rendezvous_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
         writers = writers_of(parts.config, parts.identity.peer_id, parts.events)
@@ -289,7 +296,7 @@ class Node:
         address, folder = self.parts.config.dashboard, self.parts.store.folder
         if address is None:
             return None
-        source = NodeSource(self.parts, self.rounds, self.user, lambda: self.record_phase)
+        source = NodeSource(self.parts, self.rounds, self.user, self.view)
         return PageService(source, address, folder=folder, history=folder / LOG_NAME)
 
     # -- what its parts ask --------------------------------------------------------------------------------------
@@ -308,20 +315,6 @@ class Node:
             return self.parts.config.node_name
         record = self.members.record_of(PeerId(peer))
         return "" if record is None else claimed_name(record.capabilities)
-
-    def _status(self) -> Mapping[str, JsonValue]:
-        return status(
-            self.parts,
-            self.rounds,
-            self.finding,
-            self.reaching,
-            self.page,
-            self.record_phase,
-            why_paused=self.attendance.why,
-        )
-
-    def _peers(self) -> Sequence[PeerFacts]:
-        return peer_rows(self.parts, self.rounds, self.record_phase)
 
     def _reduced(self, finals: Finals, seconds: float) -> None:
         self.rounds.engine.put(Reduced(finals, seconds))
@@ -359,7 +352,7 @@ class Node:
             await nursery.start(parts.lanes.run)
             nursery.start_soon(self.lane_requests.run)
             await nursery.start(self.members.run)
-            shown = handlers(parts, self.user, status=self._status, peers=self._peers)
+            shown = handlers(parts, self.user, view=self.view)
             ops = shown, orders(parts, self.rounds)
             await nursery.start(ControlServer(parts.store.folder, *ops).run)
             parts.events.write(

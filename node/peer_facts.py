@@ -83,6 +83,7 @@ class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
     and no member. states, reach: how many of each that there is. behind: those
     BEHIND_ROUNDS or more behind the middle one of those that train. tokens_per_s: of all, as they say; speeds: the
     QUANTILES of those that train, None where nobody does. slowest, most_behind: OUTLIER_LIMIT of each, the worst first.
+    gone: as many of those held for dead, by PeerId.
     """
 
     known: int
@@ -97,6 +98,7 @@ class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[float, float, float] | None = None
     slowest: Sequence[Outlier] = ()
     most_behind: Sequence[Outlier] = ()
+    gone: Sequence[str] = ()
 
 
 def summary_of(peers: Iterable[PeerFacts]) -> PeerSummary:
@@ -104,7 +106,7 @@ def summary_of(peers: Iterable[PeerFacts]) -> PeerSummary:
     rows = [(peer, peer.state) for peer in peers]
     states, reach = Counter(state for _, state in rows), Counter[str](peer.reach for peer, _ in rows)
     here = [(peer, state) for peer, state in rows if state not in ABSENT]
-    training = [peer for peer, state in here if state == "training"]
+    training = [peer for peer, state in here if state == "training" and peer.speed > 0]  # else not measured yet
     speeds = sorted(peer.speed for peer in training)
     behind = behind_of(peer for peer, _ in rows)
     return PeerSummary(
@@ -126,6 +128,7 @@ def summary_of(peers: Iterable[PeerFacts]) -> PeerSummary:
             Outlier(peer=peer, value=rounds)
             for peer, rounds in heapq.nsmallest(OUTLIER_LIMIT, behind.items(), key=lambda known: (-known[1], known[0]))
         ],
+        gone=heapq.nsmallest(OUTLIER_LIMIT, (peer.peer for peer, state in rows if state == "gone")),
     )
 
 

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
+import psutil  # type: ignore[import-untyped]
 
 from shoal.node import other_data
-from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
-from shoal.node.control_client import AmendStatus, BanStatus, FetchedStatus, SamplesStatus
-from shoal.node.dashboard.service import PageService
+from shoal.node.checks import checked
+from shoal.node.control_client import (
+    AmendStatus,
+    BanStatus,
+    BytesStatus,
+    FetchedStatus,
+    JsonValue,
+    MemberStatus,
+    NodeFacts,
+    RollbackStatus,
+    SamplesStatus,
+    Status,
+    start_command,
+)
 from shoal.node.discovery.finding import Finding
 from shoal.node.discovery.reaching import Reaching
 from shoal.node.parts import SOFTWARE, Parts
@@ -27,8 +44,13 @@ from shoal.protocol.names import capability_of
 from shoal.protocol.records import NodeRecord, Phase
 from shoal.swarm.members import IDLE_PHASES, Change
 
+if TYPE_CHECKING:
+    from shoal.node.dashboard.service import PageService
+
 REACHES: dict[Reach, str] = {"self": "self", "direct": "direct", "detour": "through others", "suspect": "silent"}
 """How a member is reached, in the words of the status; in no other way it is gone."""
+USAGE_PERIOD_S = 5.0
+"""Between readings of what processes use: to find them takes some milliseconds where a machine has thousands."""
 
 
 def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) -> NodeRecord:
@@ -60,78 +82,175 @@ def _standing_of(parts: Parts) -> tuple[str, ...]:
     return (FOLLOWS,) if parts.is_follower else ()
 
 
-def status(
-    parts: Parts,
-    rounds: Rounds,
-    finding: Finding,
-    reaching: Reaching,
-    page: PageService | None,
-    phase: Phase,
-    *,
-    why_paused: str,
-) -> dict[str, JsonValue]:
-    """Status as `shoal status` shows it, with the keys in docs/interfaces.md. phase: that of this node's record."""
-    upload, download = parts.lanes.caps
-    standing, traffic = rounds.standing(), parts.host.traffic
-    steps, fetched = parts.training_client.steps_made, parts.state_store.fetched
-    peers = peer_rows(parts, rounds, phase)
-    rows = {row.peer: row for row in peers}
-    missing = [str(peer) for peer in standing.missing]
-    document = Status(
-        peer_id=parts.identity.peer_id,
-        swarm_id=parts.swarm_id.hex(),
-        addresses=list(parts.host.addresses),
-        reachability=reaching.reachability,
-        proven=[*reaching.proven, *reaching.proven_lanes],
-        phase=rounds.engine.phase,
-        why_paused=why_paused,
-        step=None if steps is None else steps.step,
-        steps=None if steps is None else steps.steps,
-        fetched_bytes=None if fetched is None else fetched.done_bytes,
-        state_bytes=None if fetched is None else fetched.total_bytes,
-        counts_from=None if rounds.certifying is None else rounds.certifying.counts_from,
-        term=term_text(standing.term),
-        round=standing.round,
-        digest=standing.digest,
-        abstains=standing.abstains,
-        turn_in_rounds=standing.turn_in_rounds,
-        members=[_member(rows[peer]) for peer in standing.members],
-        peers=summary_of(peers),
-        voters=[str(peer) for peer in standing.voters],
-        faults=standing.faults.value,
-        rollbacks=_rollbacks(standing.rollbacks),
-        amendments=_amendments(standing.amendments),
-        settings=amended_settings(parts.config.manifest, standing.amended),
-        bans=_bans(parts.chain.banned),
-        alerts=[*parts.standstill.alerts, *finding.alerts],
-        missing=missing,
-        long_missing=parts.members.long_silent(missing),
-        names={row.peer: row.name for row in peers if row.name},
-        loss=parts.training_client.metric,
-        metric="" if parts.training_client.metric is None else parts.training_client.metric_name,
-        train_loss=parts.training_client.loss,
-        train_metric="" if parts.training_client.loss is None else parts.training_client.loss_metric,
-        tokens_per_s=parts.training_client.tokens_per_s or None,
-        blocked_fraction=parts.training_client.blocked_fraction,
-        rollouts=None if rounds.sharing is None else rounds.sharing.status,
-        fetched={
-            what: FetchedStatus(times=one.times, bytes=one.bytes)
-            for what, one in parts.state_store.catchup.fetched.items()
-        },
-        samples=_samples(parts.training_client.sampled),
-        refused=parts.host.refusals.counts() | parts.lanes.refusals.counts(),
-        dashboard=None if page is None else page.url,
-        dashboard_link=None if page is None else page.link,
-        max_upload=upload,
-        max_download=download,
-        bytes=BytesStatus(
-            sent=parts.lanes.bytes_sent + traffic.bytes_sent,
-            received=parts.lanes.bytes_received + traffic.bytes_received,
-            passed_on=reaching.bytes_passed,
-        ),
-    )
-    built: dict[str, JsonValue] = msgspec.to_builtins(document)
-    return built
+class NodeView:
+    """View of a running node: the one place where it is read for its user, for the page, and for the metrics.
+
+    phase: that of its record. why_paused: empty while it trains. page: None where it serves none.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        rounds: Rounds,
+        finding: Finding,
+        reaching: Reaching,
+        *,
+        page: Callable[[], PageService | None],
+        phase: Callable[[], Phase],
+        why_paused: Callable[[], str],
+    ) -> None:
+        self._p = parts
+        self._rounds = rounds
+        self._finding = finding
+        self._reaching = reaching
+        self._page = page
+        self._phase = phase
+        self._why_paused = why_paused
+        self._usage = Usage()
+
+    def peers(self) -> list[PeerFacts]:
+        """Rows of all peers that it knows, itself among them."""
+        return peer_rows(self._p, self._rounds, self._phase())
+
+    def bytes(self) -> BytesStatus:
+        """Bytes of this moment; quick, however many peers there are."""
+        moved = self._p.traffic_bytes()
+        return BytesStatus(
+            sent=moved["lanes_sent"] + moved["control_sent"],
+            received=moved["lanes_received"] + moved["control_received"],
+            passed_on=self._reaching.bytes_passed,
+            lanes_sent=moved["lanes_sent"],
+            lanes_received=moved["lanes_received"],
+        )
+
+    def document(self) -> dict[str, JsonValue]:
+        """The status as JSON has it."""
+        built: dict[str, JsonValue] = msgspec.to_builtins(self.status(self.peers()))
+        return built
+
+    def status(self, peers: Sequence[PeerFacts]) -> Status:
+        """All that a user is shown, by the rows of its peers."""
+        parts, rounds, page, training = self._p, self._rounds, self._page(), self._p.training_client
+        standing, (upload, download) = rounds.standing(), parts.lanes.caps
+        steps, fetched = training.steps_made, parts.state_store.fetched
+        rows = {row.peer: row for row in peers}
+        missing = [str(peer) for peer in standing.missing]
+        document = Status(
+            peer_id=parts.identity.peer_id,
+            swarm_id=parts.swarm_id.hex(),
+            addresses=list(parts.host.addresses),
+            reachability=self._reaching.reachability,
+            proven=[*self._reaching.proven, *self._reaching.proven_lanes],
+            phase=rounds.engine.phase,
+            why_paused=self._why_paused(),
+            step=None if steps is None else steps.step,
+            steps=None if steps is None else steps.steps,
+            fetched_bytes=None if fetched is None else fetched.done_bytes,
+            state_bytes=None if fetched is None else fetched.total_bytes,
+            counts_from=None if rounds.certifying is None else rounds.certifying.counts_from,
+            term=term_text(standing.term),
+            round=standing.round,
+            digest=standing.digest,
+            abstains=standing.abstains,
+            turn_in_rounds=standing.turn_in_rounds,
+            members=[_member(rows[peer]) for peer in standing.members],
+            peers=summary_of(peers),
+            voters=[str(peer) for peer in standing.voters],
+            faults=standing.faults.value,
+            rollbacks=_rollbacks(standing.rollbacks),
+            amendments=_amendments(standing.amendments),
+            settings=amended_settings(parts.config.manifest, standing.amended),
+            bans=_bans(parts.chain.banned),
+            alerts=[*parts.standstill.alerts, *self._finding.alerts],
+            missing=missing,
+            long_missing=parts.members.long_silent(missing),
+            names={row.peer: row.name for row in peers if row.name},
+            loss=training.metric,
+            metric="" if training.metric is None else training.metric_name,
+            train_loss=training.loss,
+            train_metric="" if training.loss is None else training.loss_metric,
+            tokens_per_s=training.tokens_per_s or None,
+            blocked_fraction=training.blocked_fraction,
+            rollouts=None if rounds.sharing is None else rounds.sharing.status,
+            fetched={
+                what: FetchedStatus(times=one.times, bytes=one.bytes)
+                for what, one in parts.state_store.catchup.fetched.items()
+            },
+            samples=_samples(training.sampled),
+            refused=parts.host.refusals.counts() | parts.lanes.refusals.counts(),
+            dashboard=None if page is None else page.url,
+            dashboard_link=None if page is None else page.link,
+            max_upload=upload,
+            max_download=download,
+            bytes=self.bytes(),
+            node=self._facts(),
+        )
+        return checked(document)
+
+    def _facts(self) -> NodeFacts:
+        parts, manifest = self._p, self._p.config.manifest
+        cores, memory = self._usage.now()
+        return NodeFacts(
+            swarm_name=manifest.swarm.name,
+            strategy=manifest.strategy.name,
+            certifies=manifest.strategy.certifies,
+            workload=manifest.workload.name,
+            software=SOFTWARE,
+            device=parts.config.device,
+            start=start_command(parts.store.folder.absolute()),
+            uptime_s=self._usage.uptime_s,
+            cores=cores,
+            memory_bytes=memory,
+            disk_free_bytes=shutil.disk_usage(parts.store.folder).free,
+            peer_errors=parts.host.remote_errors,
+            own_errors=parts.host.handler_errors,
+        )
+
+
+class Usage:
+    """What this process and those that it started take of the machine: a trainer or an agent is one of them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._me = psutil.Process()
+        self._known: dict[psutil.Process, float] = {}
+        """Of each process, its seconds of processor time at the last reading."""
+        self._read_at = -math.inf
+        self._found = (0.0, 0)
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since this was made, with the node."""
+        return self._clock() - self._began
+
+    def now(self) -> tuple[float, int]:
+        """Cores in use since the reading before, USAGE_PERIOD_S ago or more, and bytes of memory.
+
+        Memory that processes share, such as libraries and tensors between a trainer and its node, counts once.
+        """
+        now = self._clock()
+        since_s = now - self._read_at
+        if since_s < USAGE_PERIOD_S:
+            return self._found
+        used: dict[psutil.Process, float] = {}
+        memory = 0
+        for process in (self._me, *self._children()):
+            with contextlib.suppress(psutil.Error):
+                times, taken = process.cpu_times(), process.memory_info()
+                used[process] = times.user + times.system
+                memory += taken.rss - (0 if process == self._me else getattr(taken, "shared", 0))
+        # Of a process that is new, all is: it began since the reading before. At the first, nothing is known yet.
+        grown = sum(seconds - self._known.get(process, 0.0) for process, seconds in used.items())
+        self._found = (0.0 if math.isinf(since_s) else round(grown / since_s, 3)), memory
+        self._known, self._read_at = used, now
+        return self._found
+
+    def _children(self) -> list[psutil.Process]:
+        try:
+            return list(self._me.children(recursive=True))
+        except psutil.Error:
+            return []
 
 
 def _samples(sampled: Evaluated | None) -> SamplesStatus | None:

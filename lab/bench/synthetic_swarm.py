@@ -14,18 +14,19 @@ from dataclasses import dataclass, field
 import msgspec
 from blake3 import blake3
 
-from shoal.node.dashboard.facts import (
-    BanFacts,
-    Facts,
-    GroupFacts,
-    GroupText,
+from shoal.node.checks import checked
+from shoal.node.control_client import (
+    BanStatus,
+    BytesStatus,
+    GroupStatus,
+    MemberStatus,
     NodeFacts,
-    PeerRecord,
-    RolloutFacts,
-    Traffic,
+    RolloutStatus,
+    Status,
 )
+from shoal.node.dashboard.facts import Facts, GroupText, PeerRecord
 from shoal.node.dashboard.settings import JoinFacts, SettingFacts, Settings
-from shoal.node.peer_facts import PeerFacts
+from shoal.node.peer_facts import PeerFacts, summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event
 from shoal.protocol.identity import Identity
@@ -69,7 +70,7 @@ class SyntheticSwarm:
     rollouts: bool = False
     phase: str = "joining"
     paused: bool = False
-    bans: tuple[BanFacts, ...] = ()
+    bans: tuple[BanStatus, ...] = ()
     invites: bool = False
     waiting: deque[Event] = field(default_factory=deque)
     orders: list[str] = field(default_factory=list)
@@ -251,51 +252,62 @@ class SyntheticSwarm:
         peers = [self._facts(place, known) for place, known in enumerate(self._peers.values())]
         certified = max(0, self._round - 1)
         missing = [peer.peer for peer in peers if peer.reach == "gone"]
-        return Facts(
-            peers=peers,
-            groups=self._groups() if self.rollouts else (),
+        members = [peer for peer in peers if peer.member]
+        status = Status(
+            peer_id=self._me,
+            swarm_id=blake3(bytes([self.seed])).hexdigest(),
+            addresses=["/ip4/192.0.2.1/tcp/4001"],
+            phase="paused" if self.paused else self.phase,
+            term="0.0",
+            round=certified,
+            digest=blake3(f"{self.seed}/{certified}".encode()).hexdigest() if certified else None,
+            members=[
+                MemberStatus(
+                    peer_id=peer.peer,
+                    phase=self.phase if peer.reach == "self" else peer.phase,
+                    tokens_per_s=peer.speed,
+                    reach="gone" if peer.reach == "gone" else "direct",
+                )
+                for peer in members
+            ],
+            peers=summary_of(peers),
+            voters=[peer.peer for peer in members],
+            missing=[peer.peer for peer in members if peer.reach == "gone"],
+            long_missing=missing if self.silent_for_long else [],
+            names=self.names,
+            loss=self._loss,
+            metric="" if self._loss is None else "bits per byte",
+            train_loss=self._train_loss,
+            train_metric="bits per byte",
+            tokens_per_s=peers[0].tokens_per_s or None,
+            blocked_fraction=0.042 if certified else None,
+            bytes=self.traffic(),
+            rollouts=self._rollouts() if self.rollouts else None,
+            bans=list(self.bans),
             node=NodeFacts(
-                long_missing=missing if self.silent_for_long else (),
-                peer=self._me,
-                swarm=blake3(bytes([self.seed])).hexdigest(),
-                name="coral reef",
+                swarm_name="coral reef",
                 certifies=not self.rollouts,
                 strategy="rollouts" if self.rollouts else "diloco",
                 workload="text",
                 software="shoal 0.1.0",
-                phase="paused" if self.paused else self.phase,
-                term="0.0",
-                round=certified,
-                digest=blake3(f"{self.seed}/{certified}".encode()).hexdigest() if certified else None,
-                paused=self.paused,
-                members=sum(peer.member for peer in peers),
-                voters=sum(peer.member for peer in peers),
-                lying=False,
-                missing=missing,
-                loss=self._loss,
-                train_loss=self._train_loss,
-                train_metric="bits per byte",
-                tokens_per_s=peers[0].tokens_per_s,
-                blocked_fraction=0.042 if certified else None,
-                traffic=self.traffic(),
-                addresses=("/ip4/192.0.2.1/tcp/4001",),
                 device="cuda",
+                start="shoal run data/swarm.toml --data-dir data",
                 uptime_s=max(0.0, self.now - self._began),
-                cpu=0.21,
+                cores=0.21,
                 memory_bytes=412_000_000,
                 disk_free_bytes=183_000_000_000,
-                rollouts=self._rollouts() if self.rollouts else None,
-                bans=self.bans,
             ),
         )
+        return Facts(status=checked(status), peers=peers)
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> BytesStatus:
         """See `Source`."""
-        return Traffic(
-            lanes_sent=int(self._sent),
-            lanes_received=int(self._sent * 0.97),
-            control_sent=int(self._sent / 50),
-            control_received=int(self._sent / 48),
+        sent, received = int(self._sent), int(self._sent * 0.97)
+        return BytesStatus(
+            sent=sent + int(self._sent / 50),
+            received=received + int(self._sent / 48),
+            lanes_sent=sent,
+            lanes_received=received,
         )
 
     def record(self, peer: str) -> PeerRecord | None:
@@ -345,9 +357,10 @@ class SyntheticSwarm:
             received=0 if place == 0 else int(share * 0.95),
         )
 
-    def _rollouts(self) -> RolloutFacts:
+    def _rollouts(self) -> RolloutStatus:
         rounds = max(0, self._round - 1)
-        return RolloutFacts(
+        return RolloutStatus(
+            groups=self._groups(),
             role="train",
             reward=0.85 - 0.7 * math.exp(-rounds / 18),
             made=4 * rounds,
@@ -360,18 +373,19 @@ class SyntheticSwarm:
             round=self._round,
         )
 
-    def _groups(self) -> list[GroupFacts]:
+    def _groups(self) -> list[GroupStatus]:
         others = [peer for peer in self._peers if peer != self._me] or [self._me]
         rounds = range(max(0, self._round - 12), self._round)
         return [
-            GroupFacts(
+            GroupStatus(
                 digest=blake3(f"group {self.seed}/{number}/{own}".encode()).hexdigest(),
-                peer=self._me if own else others[number % len(others)],
+                peer_id=self._me if own else others[number % len(others)],
                 own=own,
                 round=number,
                 family=FAMILIES[number % 3],
                 policy=number - (not own),
                 came=number,
+                age=self._round - number,
                 completions=4,
                 reward=min(1.0, 0.2 + 0.02 * number) if own else 0.5,
             )

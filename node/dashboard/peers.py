@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from math import floor, log10
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -188,20 +189,12 @@ class Peers:
         match sort:
             case "peer":
                 return lambda known: (known.reach != "self", not known.member)
-            case "state":
-                return lambda known: known.state
-            case "reach":
-                return lambda known: known.reach
-            case "round":
-                return lambda known: known.round
-            case "speed":
-                return lambda known: known.speed
-            case "up":
-                return lambda known: self._rates.get(known.peer, (0.0, 0.0))[0]
-            case "down":
-                return lambda known: self._rates.get(known.peer, (0.0, 0.0))[1]
+            case "up" | "down":
+                way = ("up", "down").index(sort)
+                return lambda known: self._rates.get(known.peer, (0.0, 0.0))[way]
             case "total":
                 return lambda known: known.sent + known.received
+        return attrgetter(sort)
 
 
 def _rank(known: PeerFacts) -> tuple[int, str]:

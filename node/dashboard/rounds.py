@@ -14,6 +14,7 @@ from math import isfinite
 
 import msgspec
 
+from shoal.node.happenings import DEPARTED, EVICTED, REPLANNED, SEVERITY, words_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event, name_of
 
@@ -27,41 +28,19 @@ ALIKE_S = 1.0
 """Of more than so many happenings of one kind within that time, the others are counted by the last: a thousand nodes
 that die at once are told in a few lines, and push nothing else out of sight."""
 
-EVICTED, REPLANNED, DEPARTED = "evicted", "replanned", "departed"
-"""Kinds beside the events: those that follow from a later plan of a round, and that a peer took its leave."""
-_TOLD: dict[str, tuple[type[Event], ...]] = {
-    "bad": (
-        *(events.Died, events.Revoked, events.Evidence, events.Banned),
-        *(events.Failed, events.AgentDied, events.TrainerRestarted),
-    ),
-    "warn": (
-        *(events.Suspected, events.Lost, events.Detoured),
-        *(events.ViewChanged, events.RolledBack, events.LoopDetached),
-    ),
-    "info": (
-        *(events.Linked, events.Revived, events.Rebased, events.Amended),
-        *(events.CaughtUp, events.Resumed, events.Started, events.Left),
-    ),
-}
-SEVERITY = {name_of(kind): severity for severity, kinds in _TOLD.items() for kind in kinds} | {
-    EVICTED: "warn",
-    REPLANNED: "warn",
-    DEPARTED: "info",
-}
-"""Severity of each event that people should know of."""
 FAULTS = frozenset(kind for kind, severity in SEVERITY.items() if severity != "info") - {
-    name_of(events.Lost),
-    name_of(events.Detoured),
+    name_of(kind) for kind in (events.Lost, events.Detoured, events.Parted, events.Stranded)
 }
 """Events that are marked in the round they disturbed. Most lost links are made again, and a death has its own event."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Disturbance of a round. peer: about whom, if about one."""
+    """Disturbance of a round. peer: about whom, if about one. text: in words, with the PeerId."""
 
     at: float
     kind: str
     peer: str = ""
+    text: str = ""
 
 
 class Round(msgspec.Struct, kw_only=True):
@@ -109,11 +88,15 @@ class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of what happened. detail: text, possibly a peer's. more: others of its kind that it stands for too."""
+    """One line of what happened. text: in words, with the PeerId of whom it is about.
+
+    detail: text, possibly a peer's. more: others of its kind that it stands for too.
+    """
 
     at: float
     kind: str
     severity: str
+    text: str
     peer: str = ""
     round: int | None = None
     detail: str = ""
@@ -171,6 +154,7 @@ class Rounds:
             at=at,
             kind=kind,
             severity=SEVERITY[kind],
+            text=words_of(kind, peer),
             peer=peer,
             round=None if current is None else current.round,
             detail=detail,
@@ -179,7 +163,7 @@ class Rounds:
             self.happenings = [*self.happenings, happening][-HAPPENING_LIMIT:]
             self._new_happenings = [*self._new_happenings, happening][-HAPPENING_LIMIT:]
         if kind in FAULTS and current is not None and len(current.faults) < FAULTS_IN_ROUND_LIMIT:
-            current.faults.append(Fault(at=at, kind=kind, peer=peer))
+            current.faults.append(Fault(at=at, kind=kind, peer=peer, text=happening.text))
             self._touched.add(current.key)
 
     def _counted(self, happening: Happening) -> bool:

@@ -136,7 +136,7 @@ class Site:
         row = self.model.peers.row(peer)
         if row is None:
             return None
-        happened = [known for known in self.model.rounds.happenings if known.peer == peer]
+        happened = [known for known in self.model.history.rounds.happenings if known.peer == peer]
         return {**row, "record": self._source.record(peer), "happenings": happened}
 
     def _tell(self) -> None:

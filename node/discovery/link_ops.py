@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import trio
 
-from shoal.node.control import Handler, JsonValue, Order
+from shoal.node.control import Handler, Order
+from shoal.node.control_client import JsonValue
 from shoal.node.discovery.credentials import kept_invite, revoke
 from shoal.node.parts import Parts
 from shoal.protocol.address import parse_address

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.node.dashboard.facts import Facts, NodeFacts
-from shoal.node.peer_facts import QUANTILES, STATES, PeerFacts, PeerSummary, summary_of
+from shoal.node.control_client import RolloutStatus, Status
+from shoal.node.dashboard.facts import Facts
+from shoal.node.happenings import TROUBLES
+from shoal.node.peer_facts import QUANTILES, STATES, PeerSummary, summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event, name_of
 from shoal.protocol.member import ABSTAINING, FORKED
@@ -43,20 +44,6 @@ PHASES = (
     "done",
 )
 REACHES = ("direct", "detour", "suspect", "unlinked", "gone")
-FAULTS: Final[tuple[type[Event], ...]] = (
-    events.Died,
-    events.Suspected,
-    events.Lost,
-    events.Detoured,
-    events.Revoked,
-    events.Evidence,
-    events.Banned,
-    events.ViewChanged,
-    events.RolledBack,
-    events.TrainerRestarted,
-    events.AgentDied,
-    events.LoopDetached,
-)
 
 
 class Metrics:
@@ -72,7 +59,7 @@ class Metrics:
         self._reduce_s = self._seconds("shoal_reduce_duration_seconds", "From a plan to all its final chunks.")
         for outcome in ("certified", "stepped", "shared", "skipped"):
             self._rounds.labels(outcome)
-        for kind in FAULTS:
+        for kind in TROUBLES:
             self._faults.labels(name_of(kind))
         self._now = _Now(viewers)
         self._registry.register(self._now)
@@ -101,7 +88,7 @@ class Metrics:
                 self._ended("shared", event.seconds)
             case events.CaughtUp():
                 self._rounds.labels("skipped").inc()
-            case _ if isinstance(event, FAULTS):
+            case _ if isinstance(event, TROUBLES):
                 self._faults.labels(event.name).inc()
 
     def _ended(self, outcome: str, seconds: float) -> None:
@@ -138,15 +125,16 @@ class _Now(Collector):
         """The families of this moment."""
         if self.facts is None:
             return
-        node = self.facts.node
-        yield _info(node, self.facts.peers)
-        yield _one_of("shoal_phase", "The phase that this node is in.", "phase", PHASES, node.phase)
-        yield from _peers(node, summary_of(self.facts.peers))
-        yield from _gauges(node, self.coverage, self._viewers())
-        yield from _bytes(node)
-        yield _errors(node)
+        status = self.facts.status
+        yield _info(status)
+        phases = {phase: float(phase == status.phase) for phase in PHASES}
+        yield _labelled(GaugeMetricFamily, "shoal_phase", "The phase that this node is in.", "phase", phases)
+        yield from _peers(status, status.peers or summary_of(self.facts.peers))
+        yield from _gauges(status, self.coverage, self._viewers())
+        yield from _counters(status)
         yield from self._peer_bytes(self.facts)
-        yield from _rollouts(node)
+        if status.rollouts is not None:
+            yield from _rollouts(status.rollouts)
 
     def _peer_bytes(self, facts: Facts) -> Iterator[Metric]:
         for peer in facts.peers:
@@ -163,11 +151,28 @@ class _Now(Collector):
         self._seen = {peer: counts for peer, counts in self._seen.items() if peer in present}
         names = ("shoal_peer_sent_bytes", "shoal_peer_received_bytes")
         texts = ("Bytes that a peer took over lanes.", "Bytes that came from a peer over lanes.")
-        for way in (0, 1):
-            family = CounterMetricFamily(names[way], texts[way], labels=("peer",))
-            for label, counts in sorted(self._counted.items()):
-                family.add_metric((label,), counts[way])
-            yield family
+        for way, (name, text) in enumerate(zip(names, texts, strict=True)):
+            counts = {label: both[way] for label, both in sorted(self._counted.items())}
+            yield _labelled(CounterMetricFamily, name, text, "peer", counts)
+
+
+def _labelled(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    """A family with a series for each value of its label."""
+    family = kind(name, text, labels=(label,))
+    for known, value in values.items():
+        family.add_metric((known,), value)
+    return family
+
+
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    """A family of one series, NaN where nothing is known."""
+    return GaugeMetricFamily(name, text, value=math.nan if value is None else value)
 
 
 def _grown(before: int, after: int) -> int:
@@ -175,125 +180,75 @@ def _grown(before: int, after: int) -> int:
     return after - before if after >= before else after
 
 
-def _info(node: NodeFacts, peers: Iterable[PeerFacts]) -> Metric:
-    family = InfoMetricFamily("shoal_node", "Who this node is.")
-    family.add_metric(
-        (),
-        {
-            "peer": node.peer,
-            "swarm": node.swarm,
-            "name": next((peer.name for peer in peers if peer.reach == "self"), ""),
-            "swarm_name": node.name,
-            "strategy": node.strategy,
-            "workload": node.workload,
-            "software": node.software,
-        },
-    )
-    return family
+def _info(status: Status) -> Metric:
+    node = status.node
+    values = {
+        "peer": status.peer_id,
+        "swarm": status.swarm_id,
+        "name": status.names.get(status.peer_id, ""),
+        "swarm_name": node.swarm_name,
+        "strategy": node.strategy,
+        "workload": node.workload,
+        "software": node.software,
+    }
+    return InfoMetricFamily("shoal_node", "Who this node is.", value=values)
 
 
-def _one_of(name: str, text: str, label: str, values: Iterable[str], value: str) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=(label,))
-    for known in values:
-        family.add_metric((known,), float(known == value))
-    return family
-
-
-def _peers(node: NodeFacts, peers: PeerSummary) -> Iterator[Metric]:
+def _peers(status: Status, peers: PeerSummary) -> Iterator[Metric]:
     """Sums over all peers. Their versions are texts of theirs, and no labels."""
-    others = dict(peers.reach)
-    others.pop("self", None)
-    yield _counts("shoal_peers", "Other nodes, by how they are reached.", "reach", REACHES, others)
-    yield _counts("shoal_peer_states", "Nodes, this one among them, by state.", "state", STATES, peers.states)
-    speeds = GaugeMetricFamily(
-        "shoal_peer_tokens_per_second", "The speed of those that train, as they say.", labels=("quantile",)
-    )
-    for quantile, speed in zip(QUANTILES, peers.speeds or (math.nan,) * len(QUANTILES), strict=True):
-        speeds.add_metric((f"{quantile:g}",), speed)
-    yield speeds
-    same = peers.software.get(node.software, 0)
+    reach: dict[str, float] = {way: peers.reach.get(way, 0) for way in REACHES}
+    yield _labelled(GaugeMetricFamily, "shoal_peers", "Other nodes, by how they are reached.", "reach", reach)
+    states: dict[str, float] = {state: peers.states.get(state, 0) for state in STATES}
+    yield _labelled(GaugeMetricFamily, "shoal_peer_states", "Nodes, this one among them, by state.", "state", states)
+    known = zip(QUANTILES, peers.speeds or (math.nan,) * len(QUANTILES), strict=True)
+    speeds, text = {f"{share:g}": speed for share, speed in known}, "The speed of those that train, as they say."
+    yield _labelled(GaugeMetricFamily, "shoal_peer_tokens_per_second", text, "quantile", speeds)
+    same = peers.software.get(status.node.software, 0)
+    yield _gauge("shoal_swarm_tokens_per_second", "The speed of all nodes together, as they say.", peers.tokens_per_s)
+    yield _gauge("shoal_peers_following", "Nodes that are here and no members.", peers.following)
+    yield _gauge("shoal_peers_behind", "Nodes whose round is behind that of the middle one.", peers.behind)
+    yield _gauge("shoal_peers_other_software", "Nodes that run another version.", sum(peers.software.values()) - same)
+
+
+def _gauges(status: Status, coverage: float, viewers: int) -> Iterator[Metric]:
+    train_loss = "The loss of this node's own training, in the unit of the held-out loss where it has one."
     for name, text, value in (
-        ("shoal_swarm_tokens_per_second", "The speed of all nodes together, as they say.", peers.tokens_per_s),
-        ("shoal_peers_following", "Nodes that are here and no members.", peers.following),
-        ("shoal_peers_behind", "Nodes whose round is behind that of the middle one.", peers.behind),
-        ("shoal_peers_other_software", "Nodes that run another version.", sum(peers.software.values()) - same),
-    ):
-        family = GaugeMetricFamily(name, text)
-        family.add_metric((), value)
-        yield family
-
-
-def _counts(name: str, text: str, label: str, values: Iterable[str], counts: Mapping[str, int]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=(label,))
-    for value in values:
-        family.add_metric((value,), counts.get(value, 0))
-    return family
-
-
-def _gauges(node: NodeFacts, coverage: float, viewers: int) -> Iterator[Metric]:
-    for name, text, value in (
-        ("shoal_round", "The round of this node's newest state or certificate.", node.round),
-        ("shoal_members", "Members, whose work counts, this node included.", node.members),
-        ("shoal_members_missing", "Voters that are held for dead.", len(node.missing)),
-        ("shoal_held_out_loss", "The held-out loss of the newest certified state.", node.loss),
-        (
-            "shoal_train_loss",
-            "The loss of this node's own training, in the unit of the held-out loss where it has one.",
-            node.train_loss,
-        ),
-        ("shoal_tokens_per_second", "The speed of this node's trainer.", node.tokens_per_s),
-        ("shoal_trainer_blocked_ratio", "The share of its time that the trainer waits.", node.blocked_fraction),
+        ("shoal_round", "The round of this node's newest state or certificate.", status.round),
+        ("shoal_members", "Members, whose work counts, this node included.", len(status.members)),
+        ("shoal_members_missing", "Voters that are held for dead.", len(status.missing)),
+        ("shoal_held_out_loss", "The held-out loss of the newest certified state.", status.loss),
+        ("shoal_train_loss", train_loss, status.train_loss),
+        ("shoal_tokens_per_second", "The speed of this node's trainer.", status.tokens_per_s),
+        ("shoal_trainer_blocked_ratio", "The share of its time that the trainer waits.", status.blocked_fraction),
         ("shoal_round_coverage_ratio", "The share of contributions that the newest certificate holds.", coverage),
-        ("shoal_disk_free_bytes", "Room on the disk of the data folder.", node.disk_free_bytes),
-        ("shoal_uptime_seconds", "Since this node started.", node.uptime_s),
+        ("shoal_disk_free_bytes", "Room on the disk of the data folder.", status.node.disk_free_bytes),
+        ("shoal_uptime_seconds", "Since this node started.", status.node.uptime_s),
         ("shoal_page_viewers", "Open pages of this node.", viewers),
     ):
-        family = GaugeMetricFamily(name, text)
-        family.add_metric((), math.nan if value is None else value)
-        yield family
+        yield _gauge(name, text, value)
 
 
-def _bytes(node: NodeFacts) -> Iterator[Metric]:
-    for name, text, counts in (
-        ("shoal_sent_bytes", "Bytes sent.", (node.traffic.lanes_sent, node.traffic.control_sent)),
-        ("shoal_received_bytes", "Bytes received.", (node.traffic.lanes_received, node.traffic.control_received)),
+def _counters(status: Status) -> Iterator[Metric]:
+    moved, node = status.bytes, status.node
+    for way, lanes, both in (
+        ("sent", moved.lanes_sent, moved.sent),
+        ("received", moved.lanes_received, moved.received),
     ):
-        family = CounterMetricFamily(name, text, labels=("channel",))
-        for channel, count in zip(("lanes", "control"), counts, strict=True):
-            family.add_metric((channel,), count)
-        yield family
+        counts = {"lanes": lanes, "control": both - lanes}
+        yield _labelled(CounterMetricFamily, f"shoal_{way}_bytes", f"Bytes {way}.", "channel", counts)
+    failed = "Requests of others that failed here: the peer broke the protocol, or this node has a bug."
+    errors = {"peer": node.peer_errors, "own": node.own_errors}
+    yield _labelled(CounterMetricFamily, "shoal_request_errors", failed, "fault", errors)
 
 
-def _errors(node: NodeFacts) -> Metric:
-    text = "Requests of others that failed here: the peer broke the protocol, or this node has a bug."
-    family = CounterMetricFamily("shoal_request_errors", text, labels=("fault",))
-    family.add_metric(("peer",), node.peer_errors)
-    family.add_metric(("own",), node.own_errors)
-    return family
-
-
-def _rollouts(node: NodeFacts) -> Iterator[Metric]:
-    known = node.rollouts
-    if known is None:
-        return
-    reward = GaugeMetricFamily("shoal_reward", "The mean reward of this node's newest completions.")
-    reward.add_metric((), math.nan if known.reward is None else known.reward)
-    yield reward
-    held_out = GaugeMetricFamily("shoal_held_out_reward", "The greedy reward of this node's policy on held-out tasks.")
-    held_out.add_metric((), math.nan if known.held_out_reward is None else known.held_out_reward)
-    yield held_out
-    groups = CounterMetricFamily(
-        "shoal_rollout_groups", "Groups of rollouts, by what became of them.", labels=("what",)
-    )
-    for what, count in (("made", known.made), ("pulled", known.pulled), ("taken", known.taken)):
-        groups.add_metric((what,), count)
-    yield groups
-    rejected = CounterMetricFamily(
-        "shoal_rollouts_rejected", "Offers and groups that were refused.", labels=("reason",)
-    )
-    for reason, count in sorted(known.rejected.items()):
-        rejected.add_metric((reason,), count)
-    yield rejected
-    tokens = CounterMetricFamily("shoal_generated_tokens", "Tokens that this node generated.")
-    tokens.add_metric((), known.generated_tokens)
-    yield tokens
+def _rollouts(known: RolloutStatus) -> Iterator[Metric]:
+    yield _gauge("shoal_reward", "The mean reward of this node's newest completions.", known.reward)
+    greedy = "The greedy reward of this node's policy on held-out tasks."
+    yield _gauge("shoal_held_out_reward", greedy, known.held_out_reward)
+    counts = {"made": known.made, "pulled": known.pulled, "taken": known.taken}
+    became = "Groups of rollouts, by what became of them."
+    yield _labelled(CounterMetricFamily, "shoal_rollout_groups", became, "what", counts)
+    rejected, refused = dict(sorted(known.rejected.items())), "Offers and groups that were refused."
+    yield _labelled(CounterMetricFamily, "shoal_rollouts_rejected", refused, "reason", rejected)
+    generated = "Tokens that this node generated."
+    yield CounterMetricFamily("shoal_generated_tokens", generated, value=known.generated_tokens)

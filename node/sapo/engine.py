@@ -91,8 +91,6 @@ UNENCODABLE = "unencodable"
 """Counted among the refusals: an accepted group that the policy has no tokens for."""
 TEACHING_PERIOD_S = 15.0
 """How often the user is told of a warm-up, which takes minutes."""
-GROUPS_TOLD = 8
-"""Of the newest groups, in a status."""
 MARK_NAME = "announced"
 MARK_LIMIT_BYTES = 32
 
@@ -218,8 +216,8 @@ class RolloutEngine:
     @property
     def status(self) -> RolloutStatus:
         """Counts of what was made, pulled and refused since this node started, and the newest groups."""
-        groups = [_in_a_line(group, self.state_round) for group in tuple(self.recent)[-GROUPS_TOLD:]]
-        return msgspec.structs.replace(self._status, groups=groups)
+        groups = [_in_a_line(group, self.state_round) for group in self.recent]
+        return msgspec.structs.replace(self._status, groups=groups, round=self.state_round)
 
     # -- the agent -------------------------------------------------------------------------------------------
 
@@ -574,7 +572,10 @@ class RolloutEngine:
 def _in_a_line(known: RecentGroup, now: int) -> GroupStatus:
     announced = known.announcement
     return GroupStatus(
+        digest=known.digest.hex(),
         peer_id=known.origin,
+        own=bool(known.rewards),
+        came=known.came,
         family=announced.task.family,
         round=announced.round,
         policy=announced.policy_version,

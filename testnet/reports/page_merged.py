@@ -29,7 +29,9 @@ from shoal.testnet.reports.page_parts import (
     escaped,
     figure,
     folded,
+    left_out,
     table,
+    thinned,
     timeline,
 )
 from shoal.testnet.reports.page_rollouts import rollout_sections
@@ -45,8 +47,9 @@ CURVE_POINTS: Final = 400
 MARK_LIMIT: Final = 2000
 DAMAGED_SHOWN: Final = 20
 NAMED_LIMIT: Final = 3
-LABEL_CHARS: Final = 40
 """Nodes that a title names."""
+LABEL_CHARS: Final = 40
+ROW_LABEL_CHARS: Final = 10
 
 MARKED: Final = frozenset(
     {"agent_died", "banned", "died", "evidence", "failed", "left", "restarted", "trainer_restarted"}
@@ -73,7 +76,7 @@ def render_merged(history: SwarmHistory, title: str = "") -> str:
         *_sample_sections(history),
         "<h2>Timeline</h2>",
         figure(timeline(rows, history.wall_s)),
-        _left_out(logs, len(rows), "nodes", " Those here had the most trouble of their own, or certified least."),
+        left_out(logs, len(rows), "nodes", " Those here had the most trouble of their own, or certified least."),
         _legend(),
         _clock_note(history),
         "<h2>What went wrong, or was decided out of turn</h2>",
@@ -106,8 +109,13 @@ def _loss_sections(history: SwarmHistory) -> list[str]:
     metric = history.rounds.metric or "units of the workload"
     held_out = is_held_out(metric)
     word = "held out" if held_out else "training"
+    known = _names(history)
+    called = {log.label: known.get(log.peer_id, log.label) for log in history.logs}
     lines = [
-        Line(label=word if len(curves) == 1 else f"{word}, {_listed(curve.labels)}", points=_losses(history, curve))
+        Line(
+            label=word if len(curves) == 1 else f"{word}, {_listed([called[label] for label in curve.labels])}",
+            points=thinned(history.rounds.points(curve), CURVE_POINTS),
+        )
         for curve in curves[:COLOURS]
     ]
     drawing = chart(lines, what="Held-out loss" if held_out else "Training loss", unit=metric)
@@ -125,10 +133,10 @@ def _differing_note(history: SwarmHistory, curves: Sequence[HeldOutCurve]) -> st
     states = [set(curve.losses.kept) for curve in curves]
     if not certified or not any(one & other for one, other in itertools.combinations(states, 2)):
         return ""
-    left_out = f" Of {len(curves):,} curves {COLOURS} are drawn." if len(curves) > COLOURS else ""
+    more = f" Of {len(curves):,} curves {COLOURS} are drawn." if len(curves) > COLOURS else ""
     return (
         '<p class="note">Nodes measured different losses of the same states: they hold different data out, so they '
-        f"may train on different data (<code>--data</code>).{left_out}</p>"
+        f"may train on different data (<code>--data</code>).{more}</p>"
     )
 
 
@@ -197,10 +205,6 @@ def _clock_note(history: SwarmHistory) -> str:
     return f'<p class="note">{escaped(" ".join(parts))}</p>' if parts else ""
 
 
-def _left_out(count: int, shown: int, what: str, which: str = "") -> str:
-    return f'<p class="note">{count - shown:,} more {what} are not shown.{which}</p>' if count > shown else ""
-
-
 def _troubles(history: SwarmHistory) -> Counter[str]:
     """How often something happened to a node that is marked in its row, by PeerId."""
     return Counter(incident.subject for incident in history.incidents if incident.kind in MARKED)
@@ -232,15 +236,8 @@ def _node_summary(history: SwarmHistory) -> str:
     return f'<p class="note">{escaped(text)}</p>'
 
 
-def _losses(history: SwarmHistory, curve: HeldOutCurve) -> list[tuple[int, float]]:
-    """The loss after each round that counts, thinned evenly to what a curve can show; the last point stays."""
-    points = history.rounds.points(curve)
-    every = -(-len(points) // CURVE_POINTS) or 1
-    return points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
-
-
 def _rows(history: SwarmHistory, places: Sequence[int]) -> list[Row]:
-    shown = [(history.logs[place], history.clocks[place]) for place in places]
+    shown, known = [(history.logs[place], history.clocks[place]) for place in places], _names(history)
     spans = sum(len(log.spans or ()) for log, _ in shown)
     origins = [history.began_at + clock.ahead_s for _, clock in shown]
     if not _shares(history) and all(log.spans is not None for log, _ in shown) and 2 * spans <= TILE_LIMIT:
@@ -250,7 +247,7 @@ def _rows(history: SwarmHistory, places: Sequence[int]) -> list[Row]:
     marks = _marks(history)
     return [
         Row(
-            label=log.label[:10],
+            label=known.get(log.peer_id, log.label)[:ROW_LABEL_CHARS],
             lives=[(start - origin, end - origin) for start, end in log.lives],
             tiles=row,
             marks=marks.get(log.peer_id, ()),
@@ -286,6 +283,8 @@ def _spans(log: LogHistory, origin: float) -> list[Tile]:
     for number, span in enumerate(log.spans or ()):
         following = (log.spans or ())[number + 1 : number + 2]
         end = span.ended_at if span.ended_at is not None else (following[0].began_at if following else log.last_at)
+        if span.ended_at is None:  # a process that ended within it did nothing after that
+            end = min([end, *(over for began, over in log.lives if began <= span.began_at <= over)])
         middle = _exchange_began(span, end)
         name, open_end = f"round {span.round} of term {span.term}", span.ended_at is None
         how = "not certified here" if open_end else f"certified after {end - span.began_at:.2f} s"
@@ -358,7 +357,7 @@ def _incident_table(history: SwarmHistory) -> str:
         for incident in sorted(worst, key=lambda incident: incident.at)
     ]
     more = len(history.incidents) + sum(log.faults_left_out for log in history.logs)
-    return folded(["UTC", "what", "node", "told by", "why"], rows, "entries") + _left_out(more, len(rows), "entries")
+    return folded(["UTC", "what", "node", "told by", "why"], rows, "entries") + left_out(more, len(rows), "entries")
 
 
 def _moment(at: float) -> str:
@@ -398,7 +397,7 @@ def _round_table(history: SwarmHistory) -> str:
             ]
         )
     heads = ["term / round", "logs", "members", "contributors", "coverage", "tokens", "reduce s", "total s"]
-    return folded([*heads, history.rounds.metric or "loss", "digest"], rows, "rounds") + _left_out(
+    return folded([*heads, history.rounds.metric or "loss", "digest"], rows, "rounds") + left_out(
         len(facts), len(rows), "rounds"
     )
 
@@ -416,7 +415,7 @@ def _node_table(history: SwarmHistory, shown: Sequence[int]) -> str:
         "rounds in common",
         "bytes sent",
     ]
-    return table([*heads, "events", "damaged lines"], rows) + _left_out(len(history.logs), len(rows), "nodes")
+    return table([*heads, "events", "damaged lines"], rows) + left_out(len(history.logs), len(rows), "nodes")
 
 
 def _node_row(log: LogHistory, clock: Clock, known: Mapping[str, str]) -> Sequence[str]:

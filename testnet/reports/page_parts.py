@@ -7,6 +7,7 @@ that light and dark come for free. All text that is handed in is text: it is esc
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -28,6 +29,8 @@ COLOURS = 6
 LOG_RATIO = 5.0
 """From so much between the smallest value and the largest on, a linear scale shows the early values alone."""
 ROWS_SHOWN = 20
+NUMBER = re.compile(r"[-+]?[\d.,]+%?|[–-]?|unknown")
+"""Cell of a column of numbers; some may not be known."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink:#1c2430; --soft:#67717e; --paper:#fbfaf7; --card:#ffffff; --line:#dcdfe3;
@@ -55,6 +58,7 @@ code { font-size:.85em; overflow-wrap:anywhere }
 .legend svg { display:inline-block; min-width:0;
   width:22px; height:10px; margin-right:.4rem } details { margin:.6rem 0 } summary { cursor:pointer; color:var(--soft) }
 td:not(:last-child):not(.said) { white-space:nowrap } th.said { text-align:left }
+td.text,th.text { text-align:left }
 td.said { text-align:left; white-space:pre-wrap; overflow-wrap:anywhere; font:.85em ui-monospace,monospace }
 .life { fill:var(--line) } .even { fill:var(--a) } .odd { fill:var(--b) } .open { fill-opacity:.35 }
 .trouble { fill:var(--fault) } .fault { stroke:var(--fault); stroke-width:2 } text.mark { fill:var(--fault) }
@@ -125,11 +129,13 @@ def escaped(text: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, said: bool = False) -> str:
-    """A table of texts. said: all but the first cell of a row are texts of a model."""
-    kind = ' class="said"' if said else ""
-    head = "".join(f"<th{kind if place else ''}>{escaped(cell)}</th>" for place, cell in enumerate(heads))
+    """A table of texts, columns of numbers to the right. said: all but the first cell of a row are texts of a model."""
+    are_numbers = [all(map(NUMBER.fullmatch, column)) for column in zip(*rows, strict=True)]
+    kinds = ["" if number else ' class="said"' if said and place else ' class="text"'
+             for place, number in enumerate(are_numbers or [False] * len(heads))]  # fmt: skip
+    head = "".join(f"<th{kind}>{escaped(cell)}</th>" for cell, kind in zip(heads, kinds, strict=True))
     lines = "".join(
-        "<tr>" + "".join(f"<td{kind if place else ''}>{escaped(cell)}</td>" for place, cell in enumerate(row)) + "</tr>"
+        f"<tr>{''.join(f'<td{kind}>{escaped(cell)}</td>' for cell, kind in zip(row, kinds, strict=True))}</tr>"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
@@ -249,6 +255,17 @@ def smoothed(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int
     return means
 
 
+def thinned(points: Sequence[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
+    """About so many of the points, evenly chosen; the last one stays."""
+    every = -(-len(points) // limit) or 1
+    return [*points[::every], *(points[-1:] if (len(points) - 1) % every else ())]
+
+
+def left_out(count: int, shown: int, what: str, which: str = "") -> str:
+    """A note on those that are not shown, if there are any."""
+    return f'<p class="note">{count - shown:,} more {what} are not shown.{which}</p>' if count > shown else ""
+
+
 def _curve_mark(text: str, x: float) -> str:
     ends = f'y1="{TOP}" y2="{CURVE_HEIGHT - BOTTOM}"'
     return (
@@ -263,10 +280,11 @@ def timeline(rows: Sequence[Row], wall_s: float) -> str:
     height = TOP + row_height * len(rows) + BOTTOM
     scale = (WIDTH - LEFT - RIGHT) / max(wall_s, 0.001)
     parts = [_row(row, TOP + row_height * number, row_height, scale) for number, row in enumerate(rows)]
-    for tick in range(TICKS + 1):
-        second = wall_s * tick / TICKS
+    unit_s, _ = _unit_of(wall_s)
+    for tick in linear_ticks(0.0, wall_s / unit_s):
+        second = tick * unit_s
         x = LEFT + second * scale
-        anchor = "middle" if tick < TICKS else "end"  # or the last is cut off
+        anchor = "end" if x > WIDTH - 2 * RIGHT else "middle"  # or it is cut off
         parts.append(f'<text x="{x:.1f}" y="{height - 8}" text-anchor="{anchor}">{duration(second, wall_s)}</text>')
     label = "Rounds and faults of each node over time"
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
@@ -274,9 +292,12 @@ def timeline(rows: Sequence[Row], wall_s: float) -> str:
 
 def duration(seconds: float, whole_s: float) -> str:
     """`12 s`, `12.5 min` or `3.5 h`, in the unit that suits a whole of `whole_s` seconds."""
-    if whole_s < 600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if whole_s < 36_000 else f"{seconds / 3600:.1f} h"
+    unit_s, name = _unit_of(whole_s)
+    return f"{round(seconds / unit_s, 0 if unit_s == 1 else 1):g} {name}"
+
+
+def _unit_of(whole_s: float) -> tuple[int, str]:
+    return (1, "s") if whole_s < 600 else (60, "min") if whole_s < 36_000 else (3600, "h")
 
 
 def _row(row: Row, top: float, height: int, scale: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from shoal.protocol import names
-from shoal.testnet.reports.page_parts import COLOURS, Line, chart, escaped, smoothed, table
+from shoal.testnet.reports.page_parts import COLOURS, Line, chart, escaped, left_out, smoothed, table, thinned
 from shoal.testnet.reports.report_log import NodeRollouts, RoundRewards, Thinned
 from shoal.testnet.reports.report_merge import SwarmHistory
 
@@ -42,7 +42,7 @@ def rollout_sections(history: SwarmHistory, known: Mapping[str, str]) -> list[st
         (round, mean.value) for (_, round), mean in shared.held_out.kept.items() if mean.value is not None
     )
     if held_out:
-        line = Line(label="greedy, on held-out tasks", points=_thinned(held_out))
+        line = Line(label="greedy, on held-out tasks", points=thinned(held_out, POINTS_LIMIT))
         drawing = chart([line], what="Greedy reward on held-out tasks", unit="mean of tasks, 0 to 1", span=(0.0, 1.0))
         sections += ["<h2>Held-out reward</h2>", drawing]
     if shared.tasks:
@@ -61,13 +61,8 @@ def _pair(label: str, points: Sequence[tuple[int, float]], window: int) -> list[
     """The smoothed line, and behind it the measured one where that differs."""
     if not points:
         return []
-    line = Line(label=label, points=_thinned(smoothed(points, window)))
-    return [Line(label="", points=_thinned(points), faint=True), line] if window > 1 else [line]
-
-
-def _thinned(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
-    every = -(-len(points) // POINTS_LIMIT) or 1
-    return [*points[::every], *(points[-1:] if (len(points) - 1) % every else ())]
+    line = Line(label=label, points=thinned(smoothed(points, window), POINTS_LIMIT))
+    return [Line(label="", points=thinned(points, POINTS_LIMIT), faint=True), line] if window > 1 else [line]
 
 
 def _by_task(tasks: Mapping[str, Thinned[RoundRewards]], window: int) -> list[str]:
@@ -75,7 +70,7 @@ def _by_task(tasks: Mapping[str, Thinned[RoundRewards]], window: int) -> list[st
     groups = {family: sum(one.own.weight for one in kept.kept.values()) for family, kept in tasks.items()}
     drawn = heapq.nlargest(COLOURS, tasks, key=lambda family: groups[family])
     lines = [
-        Line(label=family, points=_thinned(smoothed(points, max(1, window))))
+        Line(label=family, points=thinned(smoothed(points, max(1, window)), POINTS_LIMIT))
         for family in sorted(drawn)
         if (points := series(tasks[family], own=True))
     ]
@@ -110,10 +105,8 @@ def _node_table(history: SwarmHistory, known: Mapping[str, str]) -> str:
         if peer not in nodes:
             rows.append(_node_row(f"{known.get(peer, names.short(peer))} (no log)", silent, 0, count))
     heads = ["node", "rounds", "tokens sampled", "share", "own reward", "made", "taken by others"]
-    more = (
-        f'<p class="note">{len(rows) - NODES_SHOWN:,} more nodes are not shown.</p>' if len(rows) > NODES_SHOWN else ""
-    )
-    return table([*heads, "pulled", "taken", "refused"], rows[:NODES_SHOWN]) + more
+    shown = rows[:NODES_SHOWN]
+    return table([*heads, "pulled", "taken", "refused"], shown) + left_out(len(rows), len(shown), "nodes")
 
 
 def _node_row(name: str, node: NodeRollouts, tokens: int, taken_by_others: int) -> list[str]:

@@ -12,6 +12,7 @@ from shoal.cli import amend as amend_module
 from shoal.cli.main import WRONG_USAGE, execute
 from shoal.cli.render import settings_lines, status_lines, voter_lines
 from shoal.cli.watch_model import Picture
+from shoal.node.checks import checked
 from shoal.node.control_client import AmendStatus, BytesStatus, MemberStatus, Status
 
 
@@ -56,7 +57,8 @@ def test_status_names_the_voters_where_they_are_not_the_members() -> None:
     def shown(*voters: str) -> list[str]:
         return voter_lines(msgspec.structs.replace(known, voters=list(voters)))
 
-    assert shown("b", "a") == shown() == []
+    assert shown("b", "a") == ["voters     all members"]
+    assert shown() == []
     assert shown("a") == ["voter      a (this node)"]
     assert shown("a", "b", "c\x1b[2J") == ["voter      a (this node)", "voter      b", "voter      c\\x1b[2J"]
     many = shown(*(f"{number:02}" for number in range(40)))
@@ -69,9 +71,9 @@ def test_status_names_the_voters_where_they_are_not_the_members() -> None:
      (2, "waits for its seat, about 2 rounds")],
 )  # fmt: skip
 def test_status_and_watch_tell_when_it_is_the_nodes_turn_where_seats_are_few(rounds: int | None, told: str) -> None:
-    known = status_with(turn_in_rounds=rounds)
+    known = checked(status_with(turn_in_rounds=rounds))
     assert [line for line in status_lines(known) if line.startswith("seat")] == ([f"seat       {told}"] if told else [])
-    assert Picture(status=known).headline == f"round 4 · train{' · ' * bool(told)}{told} · speed not measured yet"
+    assert Picture(status=known).headline() == f"round 4 · train{' · ' * bool(told)}{told} · speed not measured yet"
 
 
 def test_status_shows_settings_in_force_and_who_would_amend_what() -> None:

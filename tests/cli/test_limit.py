@@ -9,7 +9,7 @@ import pytest
 
 from shoal.cli import limit
 from shoal.cli.main import execute
-from shoal.node.control import JsonValue
+from shoal.node.control_client import JsonValue
 
 
 class FakeNode:

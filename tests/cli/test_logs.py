@@ -16,6 +16,7 @@ from shoal.cli.live_line import live_line
 from shoal.cli.render import RunProgress, progress_display
 from shoal.node.outcome import (
     Notice,
+    Outcome,
     PhaseChanged,
     Progress,
     RoundCertified,
@@ -121,6 +122,17 @@ def test_progress_goes_to_the_log_or_to_the_live_line(caplog: pytest.LogCaptureF
     assert [record.getMessage() for record in caplog.records] == [
         "round 1 certified: 1 of 1 contributed, 2.0 s",
         "half of the members are missing",
+    ]
+
+
+def test_the_end_of_a_run_says_by_what_command_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="shoal.progress")
+    tell, command = RunProgress(lambda text, share=None: None), "shoal run d/swarm.toml --data-dir d"
+    for outcome in (Outcome.DONE, Outcome.LEFT):
+        tell.end(outcome, command)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"done; `{command}`, with its options, goes on, `shoal export` takes the model away",
+        f"left the swarm; `{command}`, with its options, comes back to it",
     ]
 
 

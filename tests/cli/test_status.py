@@ -14,9 +14,19 @@ import pytest
 import trio
 
 from shoal.cli.main import execute
-from shoal.cli.render import SHOWN_LIMIT, losses_told, missing_lines, print_status, status_lines
-from shoal.node.control import BytesStatus, ControlServer, Handler, JsonValue, MemberStatus, Status
-from shoal.node.control_client import BanStatus, RollbackStatus, SamplesStatus
+from shoal.cli.render import SHOWN_LIMIT, losses_told, print_status, status_lines
+from shoal.node.checks import checked
+from shoal.node.control import ControlServer, Handler
+from shoal.node.control_client import (
+    BanStatus,
+    BytesStatus,
+    JsonValue,
+    MemberStatus,
+    RollbackStatus,
+    RolloutStatus,
+    SamplesStatus,
+    Status,
+)
 from shoal.node.peer_facts import PeerFacts, summary_of
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
@@ -44,6 +54,11 @@ STATUS = Status(
     tokens_per_s=1234.56,
     bytes=BytesStatus(sent=1_500_000, received=999),
 )
+
+
+def with_checks(**changes: Any) -> Status:
+    """The status of a node, some of which is changed, as it tells it."""
+    return checked(msgspec.structs.replace(STATUS, **changes))
 
 
 class FakeNode:
@@ -97,7 +112,7 @@ def running(data_dir: Path, node: FakeNode) -> Iterator[None]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[FakeNode]:
-    fake = FakeNode(msgspec.to_builtins(STATUS))
+    fake = FakeNode(msgspec.to_builtins(with_checks()))
     with running(tmp_path, fake):
         yield fake
 
@@ -116,10 +131,16 @@ def test_status_json_is_one_document_with_the_documented_keys(
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
         *("peers", "names", "metric", "train_loss", "train_metric", "turn_in_rounds", "samples"),
         *("why_paused", "max_upload", "max_download", "fetched"),
-        *("step", "steps", "fetched_bytes", "state_bytes", "counts_from"),
+        *("step", "steps", "fetched_bytes", "state_bytes", "counts_from", "doing", "checks", "node"),
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
-    assert document["bytes"] == {"sent": 1_500_000, "received": 999, "passed_on": 0}
+    assert document["bytes"] == {
+        "sent": 1_500_000,
+        "received": 999,
+        "passed_on": 0,
+        "lanes_sent": 0,
+        "lanes_received": 0,
+    }
     assert document["loss"] is None
     assert err == ""
 
@@ -131,13 +152,15 @@ def test_status_shows_what_the_node_knows(node: FakeNode, tmp_path: Path, capsys
         "peer id    12D3A",
         "swarm      ab12",
         "address    /ip4/192.0.2.1/tcp/4001/p2p/12D3A",
+        "reached    unknown whether from outside",
         "phase      reduce",
+        "help       rounds go on with 2 of 3 voters, without 12D3B; start the missing one again where it ran",
         "round      7 (term 0.0), digest c0ffee",
         "loss       training 0.01235",
         "speed      1,235 tokens/s",
         "bytes      1.5 MB sent, 999 B received",
+        "voters     all members",
         "missing    12D3B",
-        "help       rounds go on with 2 of 3 voters; start the missing one again where it ran",
         "member     12D3A reduce 1,235 tokens/s box (this node)",
         "member     12D3B missing – tokens/s",
         "member     12D3C training\\x1b[2J 1 tokens/s tom",
@@ -182,20 +205,20 @@ def status_of(peers: Sequence[PeerFacts]) -> Status:
             {"phase": "joining", "fetched_bytes": 2_100_000, "state_bytes": 6_800_000},
             "phase      joining, fetching the swarm's state: 2.1 MB of 6.8 MB",
         ),
-        ({"counts_from": 4}, "counts     its work, from round 4 on"),
+        ({"counts_from": 9}, "seat       watches round 8, and its work counts from round 9 on"),
         ({"tokens_per_s": None, "blocked_fraction": None}, "speed      not measured yet"),
         ({"tokens_per_s": 1234.0, "blocked_fraction": None}, "speed      1,234 tokens/s"),
     ],
 )
 def test_status_says_how_far_a_node_is(facts: dict[str, Any], line: str) -> None:
-    assert line in status_lines(msgspec.structs.replace(STATUS, **facts))
+    assert line in status_lines(with_checks(**facts))
 
 
 def test_status_says_why_a_node_is_paused_and_what_it_moves_at_most() -> None:
     why = "the machine is on its battery (--only-when)"
-    lines = status_lines(msgspec.structs.replace(STATUS, phase="paused", why_paused=why, max_upload=5 << 20))
+    lines = status_lines(with_checks(missing=[], phase="paused", why_paused=why, max_upload=5 << 20))
     at = lines.index("phase      paused")
-    assert lines[at + 1] == f"paused     {why}"
+    assert lines[at + 1] == f"help       paused: {why}; it votes and keeps the state, and trains nothing"
     assert lines[lines.index("bytes      1.5 MB sent, 999 B received") + 1] == "caps       5.2 MB/s up at most"
     both = msgspec.structs.replace(STATUS, max_upload=1_000_000, max_download=2_000_000)
     assert "caps       1.0 MB/s up at most, 2.0 MB/s down at most" in status_lines(both)
@@ -275,37 +298,6 @@ def test_command_without_a_node_says_how_to_start_one(
     )
 
 
-@pytest.mark.parametrize(
-    ("voters", "missing", "faults", "effect"),
-    [
-        ("ABC", "BC", "crash", "rounds wait for a majority, 1 of 3 voters here"),
-        ("ABCD", "ABCD", "crash", "rounds wait for a majority, 0 of 4 voters here"),
-        ("ABCD", "CD", "crash", "rounds may wait for a majority, 2 of 4 voters here"),
-        ("ABCD", "CD", "lying", "rounds wait for more than two thirds, 2 of 4 voters here"),
-        ("DEFGHI", "HI", "lying", "rounds wait for more than two thirds, 4 of 6 voters here"),
-    ],
-)
-def test_missing_quorum_is_explained(voters: str, missing: str, faults: str, effect: str) -> None:
-    named = {"voters": [f"12D3{one}" for one in voters], "missing": [f"12D3{one}" for one in missing]}
-    *listed, help_line = missing_lines(
-        msgspec.structs.replace(STATUS, **named, faults=faults, peer_id="12D3", names={})
-    )
-    missing = named["missing"]
-    assert listed == [f"missing    {peer}" for peer in missing]
-    assert effect in help_line
-    assert ("start the missing one again where it ran" in help_line) is (len(missing) == 1)
-    assert "forget" not in help_line, "any of them may have been heard of a minute ago"
-
-
-def test_only_members_silent_for_an_hour_are_said_to_be_forgettable() -> None:
-    missing = msgspec.structs.replace(STATUS, missing=["12D3B", "12D3C"], long_missing=["12D3C"])
-    help_line = missing_lines(missing)[-1]
-    assert "if gone for good: `shoal rebase --forget 12D3C` with" in help_line
-    assert "12D3B" not in help_line
-    majority = msgspec.structs.replace(STATUS, missing=["12D3B"], long_missing=["12D3B"])
-    assert "forget" not in missing_lines(majority)[-1], "rounds go on without it"
-
-
 def test_peers_are_called_by_name_wherever_one_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     changes = {
         "missing": [ADA],
@@ -315,7 +307,7 @@ def test_peers_are_called_by_name_wherever_one_stands_alone(capsys: pytest.Captu
         "bans": [BanStatus(peer_id=ADA, term="0.0", round=5, until=9, evidence="ab")],
         "rollbacks": [RollbackStatus(peer_id="12D3A", round=3, asked=True)],
     }
-    print_status(msgspec.structs.replace(STATUS, **changes))
+    print_status(with_checks(**changes))
     lines = capsys.readouterr().out.splitlines()
     for line in (
         f"alert      no tensors come through to ada; say `shoal revoke {ADA}`, or dial /p2p/{ADA}",
@@ -359,7 +351,25 @@ def test_samples_are_lines_that_no_terminal_takes_for_a_command() -> None:
 
 
 def test_nobody_missing_is_no_line() -> None:
-    assert missing_lines(msgspec.structs.replace(STATUS, missing=[])) == []
-    assert status_lines(msgspec.structs.replace(STATUS, digest=None, missing=[]))[5] == (
-        "round      7 (term 0.0), digest –"
-    )
+    lines = status_lines(with_checks(digest=None, missing=[]))
+    assert not [line for line in lines if line.startswith(("missing", "help", "alert"))]
+    assert lines[6] == "round      7 (term 0.0), digest –"
+
+
+def test_status_names_who_is_gone_and_who_is_behind_and_says_how_it_is_reached() -> None:
+    peers = [
+        PeerFacts(peer="12D3A", phase="training", reach="self", member=True, round=9, tokens_per_s=1.0),
+        PeerFacts(peer="12D3C", phase="training", reach="direct", member=True, round=9, tokens_per_s=1.0),
+        PeerFacts(peer="12D3D", phase="training", reach="direct", member=True, round=4, tokens_per_s=1.0),
+        PeerFacts(peer=ADA, phase="training", reach="gone", member=False, round=3, tokens_per_s=1.0),
+    ]
+    lines = status_lines(with_checks(peers=summary_of(peers), reachability="relayed"))
+    assert "behind     12D3D (5 rounds)" in lines
+    assert f"gone       ada ({ADA})" in lines
+    assert "reached    relayed: through members that others reach" in lines
+    assert "reached    public: from outside" in status_lines(with_checks(reachability="public"))
+
+
+def test_an_agent_says_what_it_wrote_and_no_speed() -> None:
+    rollouts = RolloutStatus(role="train", generated_tokens=52_327)
+    assert "speed      52,327 tokens generated" in status_lines(with_checks(tokens_per_s=None, rollouts=rollouts))

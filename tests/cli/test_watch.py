@@ -7,20 +7,20 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Sparkline, Static, TabbedContent
+from textual.widgets import DataTable, Static, TabbedContent
 
 from shoal.cli.main import execute
 from shoal.cli.render import SHOWN_LIMIT
 from shoal.cli.watch_app import ConfirmLeave, WatchApp
-from shoal.cli.watch_model import Picture, Watcher
+from shoal.cli.watch_model import Picture, Watcher, bars
 from shoal.node.control_client import BanStatus
+from shoal.node.dashboard.rounds import ALIKE_LIMIT
 from shoal.node.training.trainer_messages import SAMPLE_LIMIT_CHARS
-from tests.cli.test_status import ADA, STATUS, FakeNode, crowd_of, running, status_of
+from tests.cli.test_status import ADA, FakeNode, crowd_of, running, status_of, with_checks
 
 DEADLINE_S = 60.0
 
@@ -32,7 +32,7 @@ def log(data_dir: Path, *events: dict[str, object]) -> None:
 
 
 def fake() -> FakeNode:
-    return FakeNode(msgspec.to_builtins(STATUS))
+    return FakeNode(msgspec.to_builtins(with_checks()))
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
@@ -41,6 +41,10 @@ async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < ends_at
         await pilot.pause(0.01)
+
+
+def panes_of(app: WatchApp) -> TabbedContent:
+    return app.query_one(TabbedContent)
 
 
 def text(app: WatchApp, name: str) -> str:
@@ -76,14 +80,19 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
                 ["", "12D3B", "missing", "–", "missing"],
                 ["tom", "12D3C", "training\\x1b[2J", "1", "directly"],
             ]
-            assert app.query_one("#curve", Sparkline).data == [8.0, 4.5]
-            assert "8 → 4.5 bits per byte" in text(app, "#loss-text")
+            assert text(app, "#loss-text") == "8 → 4.5 bits per byte, up to round 1"
             assert app.picture is not None
             assert [line[9:] for line in app.picture.faults] == [
-                "gone ada",
-                "left in good order: ada",
-                "failed: [red]\\x1b[2J",
+                "ada is gone",
+                "ada has left",
+                "training failed: [red]\\x1b[2J",
             ]
+            assert not panes_of(app).get_tab("rollouts").display
+            await pilot.press("2")
+            await until(pilot, lambda: "│" in text(app, "#curve"))
+            curve = text(app, "#curve").splitlines()
+            assert curve[0].endswith("8 │███")
+            assert curve[-1].split() == ["0", "1", "round"]
             assert text(app, "#samples-text").splitlines() == [
                 'round 0: "The " → "\\x1b[2J\\u202e"',
                 'round 4: "The " → "cat\\n[red]"',
@@ -92,6 +101,28 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
 
     with running(tmp_path, fake()):
         asyncio.run(watch())
+
+
+def test_bars_stand_on_an_axis_below_the_smallest_value() -> None:
+    assert bars([(1.0, 8.0), (2.0, 4.0), (3.0, 2.0)], width=40, height=4) == [
+        "    8 │███",
+        "      │███",
+        "4.625 │███▅▅▅",
+        " 1.25 │██████▄▄▄",
+        "      └─────────",
+        "       1       3 round",
+    ]
+    assert bars([(7.0, 2.0)], width=40, height=3)[:3] == ["    2 │███", "1.875 │███", " 1.75 │███"], "one value"
+    many = bars([(float(place), float(place)) for place in range(1000)], width=27, height=5)
+    assert len(many[4]) == 27
+    assert many[0].endswith("█")
+
+
+def test_facts_of_the_head_stay_whole_where_the_terminal_is_narrow() -> None:
+    status = with_checks(loss=3.377, metric="bits per byte", train_loss=2.251, train_metric="bits per byte")
+    lines = Picture(status=status).headline(60).splitlines()
+    assert lines == ["round 8 · reduce", "held-out 3.377 bits per byte; training 2.251", "1,235 tokens/s"]
+    assert Picture(status=status).headline(78).count("\n") == 1
 
 
 def test_samples_of_a_state_that_was_abandoned_are_shown_no_more(tmp_path: Path) -> None:
@@ -185,40 +216,23 @@ def test_a_member_that_speaks_of_other_members_is_bounded(tmp_path: Path) -> Non
     log(tmp_path, *({"event": "died", "peer": f"peer{number}"} for number in range(5000)))
     picture = watcher.look()
     assert picture.status is None
-    assert len(picture.faults) == 300
+    assert len(picture.faults) == ALIKE_LIMIT
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"phase": "paused"}, "r goes on"),
-        (
-            {"phase": "paused", "why_paused": "its user paused it"},
-            "paused: its user paused it; it votes and keeps the state, and trains nothing; r goes on",
-        ),
-        (
-            {"bans": [BanStatus(peer_id="12D3C", term="0.0", round=5, until=9, evidence="ab")]},
-            "tom is banned until round 9",
-        ),
-        (
-            {"bans": [BanStatus(peer_id="12D3A", term="0.0", round=5, until=None, evidence="ab")]},
-            "has banned this node",
-        ),
-    ],
-)
-def test_watch_says_what_stands_in_the_way(changes: dict[str, Any], expected: str) -> None:
-    picture = Picture(status=msgspec.structs.replace(STATUS, missing=[], **changes))
-    assert any(expected in line for line in picture.advice)
-    assert Picture(status=msgspec.structs.replace(STATUS, missing=[])).advice == ()
-
-
-def test_watch_promises_no_end_to_a_pause_that_no_order_ends_and_shows_caps() -> None:
+def test_watch_says_what_stands_in_the_way_as_the_page_and_the_status_do() -> None:
     why = "the machine is in use (--only-when)"
-    picture = Picture(status=msgspec.structs.replace(STATUS, missing=[], phase="paused", why_paused=why))
-    assert picture.advice == (f"paused: {why}; it votes and keeps the state, and trains nothing",)
-    assert "at most" not in picture.bytes_line
-    capped = Picture(status=msgspec.structs.replace(STATUS, max_download=2_000_000))
-    assert capped.bytes_line.endswith(" · 2.0 MB/s down at most")
+    ban = BanStatus(peer_id="12D3C", term="0.0", round=5, until=9, evidence="ab")
+    picture = Picture(status=with_checks(missing=[], bans=[ban], phase="paused", why_paused=why))
+    assert picture.advice == (
+        f"paused: {why}; it votes and keeps the state, and trains nothing",
+        "12D3C is banned until round 9, by round 5",
+    )
+    assert Picture(status=with_checks(missing=[])).advice == ()
+
+
+def test_watch_shows_caps() -> None:
+    assert "at most" not in Picture(status=with_checks()).bytes_line
+    assert Picture(status=with_checks(max_download=2_000_000)).bytes_line.endswith(" · 2.0 MB/s down at most")
 
 
 def test_watch_cuts_names_where_the_terminal_is_narrow(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from shoal.cli.card import to_lines
 from shoal.cli.main import execute
 from shoal.node.card import DOMAIN, Card, make_card, problems_of, read_card
 from shoal.node.keys import NODE_KEY_NAME
@@ -97,8 +98,8 @@ def test_command_writes_shows_and_checks(folder: Path, tmp_path: Path, capsys: p
     where = ["--data-dir", str(folder)]
     assert execute(["card", "-o", str(file), *where]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[2] == "rounds     2 certified rounds from 1 on, up to 2"
-    assert told[3].startswith("own word   150 tokens, since 19")
+    assert told[2] == "listed     after 2 certified rounds from 1 on, up to 2"
+    assert told[3].startswith("own word   gave 150 tokens, since 19")
     assert read_card(file) == make_card(folder)
     assert execute(["card", "--check", str(file), *where]) == 0
     assert capsys.readouterr().out.endswith("signed by that node, and its rounds are as the certificates have them\n")
@@ -109,6 +110,14 @@ def test_command_writes_shows_and_checks(folder: Path, tmp_path: Path, capsys: p
     file.write_text("{}")
     assert execute(["card", "--check", str(file), *where]) == 2
     assert capsys.readouterr().err.endswith("; `shoal card -o FILE` writes one\n")
+
+
+def test_a_node_that_was_listed_and_gave_nothing_says_so(folder: Path) -> None:
+    lines = to_lines(msgspec.structs.replace(make_card(folder), tokens=0, since=None))
+    assert lines[2:] == [
+        "listed     after 2 certified rounds from 1 on, up to 2",
+        "own word   gave nothing yet: it was paused, or came too late to count",
+    ]
 
 
 def test_card_of_a_strange_kind_is_refused() -> None:

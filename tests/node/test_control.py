@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from shoal.node import control
-from shoal.node.control import ControlServer, Handler, JsonValue
-from shoal.node.control_client import ControlRefused, NodeNotRunning, request, socket_path
+from shoal.node.control import ControlServer, Handler
+from shoal.node.control_client import ControlRefused, JsonValue, NodeNotRunning, request, socket_path
 from shoal.protocol.errors import ConfigError, NetworkError
 
 

@@ -16,8 +16,8 @@ import trio
 
 from shoal.cli.main import execute
 from shoal.node import doctor
-from shoal.node.control import ControlServer, JsonValue, Status
-from shoal.node.control_client import MemberStatus
+from shoal.node.control import ControlServer
+from shoal.node.control_client import JsonValue, MemberStatus, Status
 from shoal.node.doctor import Examination, TrialReport, TrialRequest
 from shoal.node.state.disk_need import bytes_on_disk
 from shoal.node.training.trainer_messages import Layout

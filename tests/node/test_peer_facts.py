@@ -78,3 +78,11 @@ def test_versions_beyond_a_few_are_counted_together() -> None:
     found = summary_of(rows).software
     assert list(found.items()) == [*((f"v{place}", 11) for place in range(5)), ("v5", 10), (OTHER, 40)]
     assert len(found) == SOFTWARE_LIMIT + 1
+
+
+def test_speeds_are_of_those_that_measured_one_and_the_gone_are_named() -> None:
+    crowd = [peer(name, tokens_per_s=speed) for name, speed in (("a", 0.0), ("b", 100.0), ("c", 300.0))]
+    found = summary_of([*crowd, peer("d", reach="gone"), peer("e", reach="gone", phase="leaving")])
+    assert found.speeds == (100.0, 300.0, 300.0)
+    assert found.slowest[0] == Outlier(peer="b", value=100.0)
+    assert found.gone == ["d"]

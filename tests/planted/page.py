@@ -72,8 +72,8 @@ PAGE: tuple[Bug, ...] = (
     bug(
         "a status lists all members",
         "tests/cli/test_status.py::test_status_of_a_thousand_nodes_is_a_screen_with_those_in_trouble_first",
-        "return [*own, *troubled, *others][:SHOWN_LIMIT], len(status.members) - SHOWN_LIMIT",
-        "return [*own, *troubled, *others], len(status.members) - SHOWN_LIMIT",
+        "return [_member_row(member, status) for member in shown[:SHOWN_LIMIT]], max(more, 0)",
+        "return [_member_row(member, status) for member in shown], max(more, 0)",
     ),
     bug(
         "the report of many nodes draws the first, whatever happened to the others",
@@ -110,13 +110,26 @@ PAGE: tuple[Bug, ...] = (
         "samples of an abandoned state stay on the page",
         "tests/node/dashboard/test_model.py"
         "::test_the_first_sample_is_kept_beside_the_newest_and_goes_with_the_state_it_is_of",
-        """
-        self._samples = tuple(known for known in self._samples if known.round <= event.to)
-        self._news["samples"] = self._samples
-        """,
-        """
-        pass
-        """,
+        "self.samples = tuple(known for known in self.samples if known.round <= event.to)",
+        "pass",
+    ),
+    bug(
+        "a member that was heard of just now is said to be forgettable",
+        "tests/node/test_checks.py::test_only_members_silent_for_an_hour_are_said_to_be_forgettable",
+        'gone_for_good = " ".join(status.long_missing)',
+        'gone_for_good = " ".join(missing)',
+    ),
+    bug(
+        "who has no vote is asked to agree to a proposal",
+        "tests/node/test_checks.py::test_a_proposal_of_other_users_comes_with_the_command_to_agree",
+        "if status.peer_id not in peers and status.peer_id in status.voters",
+        "if status.peer_id not in peers",
+    ),
+    bug(
+        "memory that a trainer takes is not counted",
+        "tests/node/test_status.py::test_usage_counts_what_a_trainer_takes",
+        "for process in (self._me, *self._children()):",
+        "for process in (self._me,):",
     ),
     bug(
         "a line with a secret in it is shown to whoever looks at the page",

@@ -2,27 +2,25 @@
 
 import { BANDWIDTH, LOSS, REWARD, drawChart, joined, redrawCharts, startChart } from "./charts.js";
 import { choose, drawMap, startMap } from "./map.js";
-import { noticeOf } from "./notice.js";
 import { drawBans, drawSummary, markPeer, openPeer, renewPeers, startPeers } from "./peers.js";
 import { drawCertificates, drawHappenings, drawHealth, drawRounds } from "./rounds.js";
 import { TokenWanted, follow, keepToken, order, state, takeToken } from "./store.js";
-import { NONE, at, bytes, called, count, decimal, duration, find, make, percent, plural, put, rate, tell } from "./text.js";
+import { NONE, at, bytes, called, count, decimal, duration, find, make, percent, plural, put, rate, sentence, tell } from "./text.js";
 
 const LOST_MS = 1500;
 
 // -- tiles, the header, this node ---------------------------------------------------------------------------------
 
-const PHASES = { joining: "joining", train: "training", training: "training", plan: "planning", reduce: "reducing", certify: "certifying", decided: "applying", following: "following", paused: "paused", "no quorum": "waiting for a majority", leaving: "leaving", done: "done" };
-
 function drawNode() {
   const { node, summary } = state;
-  put("swarm-name", `${node.name} · ${node.strategy} · ${node.workload}`);
-  document.title = `${node.name || "Shoal"} · round ${node.round} · ${PHASES[node.phase] ?? node.phase}`;
-  put("phase-text", PHASES[node.phase] ?? node.phase);
+  put("swarm-name", `${node.swarm_name} · ${node.strategy} · ${node.workload}`);
+  document.title = `${node.swarm_name || "Shoal"} · round ${node.round} · ${node.phase}`;
+  put("phase-text", node.phase);
   find("phase").dataset.state = node.phase === "no quorum" ? "bad" : ["paused", "leaving"].includes(node.phase) ? "warn" : node.phase === "joining" ? "wait" : "ok";
   put("t-round", count(node.round));
   const digest = node.digest ? `state ${node.digest.slice(0, 8)}…` : node.certifies ? "no state yet" : "by this node's count";
-  put("t-round-more", node.term === "0.0" ? digest : `term ${node.term} · ${digest}`);
+  const far = node.doing.slice(node.phase.length + 2);
+  put("t-round-more", [node.term !== "0.0" && `term ${node.term}`, far || digest].filter(Boolean).join(" · "));
   const rollouts = node.rollouts;
   const heldOut = node.loss != null && node.metric !== "training loss";
   put("t-loss-name", rollouts ? "Reward" : heldOut ? "Held-out loss" : "Training loss");
@@ -42,44 +40,47 @@ function drawNode() {
   put("t-speed-more", rollouts ? "by this node" : node.tokens_per_s == null ? "this node not measured yet" : `this node ${count(Math.round(node.tokens_per_s))}`);
   put("t-traffic", rate((node.upload || 0) + (node.download || 0)));
   put("t-traffic-more", `↑ ${rate(node.upload)} · ↓ ${rate(node.download)}`);
-  put("me", called(node.peer));
-  find("me").title = node.peer;
+  put("me", called(node.peer_id));
+  find("me").title = node.peer_id;
   const drawn = Object.keys(state.peers).length;
-  put("map-sum", `${plural(summary.known ?? drawn, "node")} known${drawn < summary.known ? `, ${count(drawn)} of them drawn` : ""}`);
+  put("map-sum", `${plural(summary.known ?? drawn, "node")} known, ${count(summary.alive ?? drawn)} alive${drawn < summary.known ? `, ${count(drawn)} of them drawn` : ""}`);
   put("loss-unit", [node.metric, node.metric && node.train_metric !== node.metric && "training in a unit of its own"].filter(Boolean).join(" · "));
   put("software", node.software);
   const facts = [
-    ["Up for", duration(node.uptime_s)], ["Memory, daemon", bytes(node.memory_bytes)], ["Processor, daemon", `${(node.cpu || 0).toFixed(2)} cores`],
+    ["Up for", duration(node.uptime_s)], ["Memory", bytes(node.memory_bytes)], ["Processor", `${(node.cores || 0).toFixed(2)} cores`],
     ["Device", node.device], ["Waiting", percent(node.blocked_fraction, 1)], ["Bytes sent", bytes(node.sent)],
     ["Upload cap", node.max_upload ? rate(node.max_upload) : "none"], ["Download cap", node.max_download ? rate(node.max_download) : "none"],
   ];
   if (node.gave_rounds) facts.push(["It gave", `${count(node.gave_tokens)} tokens in ${plural(node.gave_rounds, "round")} since ${new Date(1000 * node.gave_since).toLocaleDateString()}`, "whole"]);
   find("facts").replaceChildren(...facts.flatMap(([name, value, kind]) => [make("dt", {}, name), make("dd", { title: value, class: kind }, value)]));
-  put("pause", node.paused ? "Resume" : "Pause");
+  put("pause", resumable() ? "Resume" : "Pause");
   const over = !connected || ["leaving", "done"].includes(node.phase);
   find("pause").disabled = find("leave").disabled = over;
 }
 
+// Whether an order to go on would change anything: not where it waits for other than its user.
+const resumable = () => state.node.paused && (!state.node.why_paused || state.node.why_paused.includes("its user paused it"));
+
 function drawNotice() {
   if (!connected) return;
-  const notice = noticeOf(state.node);
+  const check = state.health.find((known) => known.state === "bad" || known.above);
   const banner = find("banner");
-  banner.hidden = notice === null;
-  if (notice === null) return;
-  banner.classList.toggle("soft", notice.soft);
-  tell(banner, notice.first, notice.rest);
+  banner.hidden = check === undefined;
+  if (check === undefined) return;
+  banner.classList.toggle("soft", check.state !== "bad");
+  tell(banner, `${sentence(check.detail)}.`, check.remedy && `${sentence(check.remedy)}.`);
 }
 
 // -- what is drawn when --------------------------------------------------------------------------------------------
 
 const DRAWN = [
   [["node", "summary", "peers"], drawNode],
-  [["node"], drawNotice],
-  [["node"], () => drawBans(state.node.bans ?? [], state.node.peer)],
-  [["peers"], () => drawMap(state.peers, state.node.peer)],
+  [["health", "peers"], drawNotice],
+  [["node"], () => drawBans(state.node.bans ?? [], state.node.peer_id)],
+  [["peers"], () => drawMap(state.peers, state.node.peer_id)],
   [["summary"], () => drawSummary(state.summary)],
   [["summary", "peers"], renewPeers],
-  [["health"], () => drawHealth(state.health)],
+  [["health", "peers"], () => drawHealth(state.health)],
   [["rounds"], () => drawRounds(state.rounds)],
   [["certificates"], () => drawCertificates(state.certificates)],
   [["happenings"], () => drawHappenings(state.happenings)],
@@ -132,7 +133,7 @@ function heard(word) {
     const left = state.node && ["leaving", "done"].includes(state.node.phase);
     banner.classList.toggle("soft", Boolean(left));
     if (left) tell(banner, "This node has left the swarm and stopped.", "What is below is how it was.");
-    else tell(banner, `No word from the node since ${at(since)}.`, "What is below is from then. If it stopped, start it again: `shoal run` with the same `--data-dir`. The page takes it up by itself.");
+    else tell(banner, `No word from the node since ${at(since)}.`, `What is below is from then. If it stopped, start it again${state.node ? `: \`${state.node.start}\`` : ""}. The page takes it up by itself.`);
     banner.hidden = false;
     find("main").classList.add("stale");
     find("phase").dataset.state = "bad";
@@ -187,11 +188,11 @@ async function carryOut(op) {
 }
 
 find("pause").addEventListener("click", async () => {
-  if (state.node.paused) return carryOut("resume");
+  if (resumable()) return carryOut("resume");
   if (await confirmed("Pause this node?", "It stops training after the step under way and stays a member. The others go on without its weight.", "Pause", false)) await carryOut("pause");
 });
 find("leave").addEventListener("click", async () => {
-  if (await confirmed("Leave the swarm?", "This node says goodbye and stops, and this page with it. What it trained in the round under way may not count. Start it again with shoal run.", "Leave", true)) await carryOut("leave");
+  if (await confirmed("Leave the swarm?", `This node says goodbye and stops, and this page with it. What it trained in the round under way may not count. To come back: ${state.node.start}`, "Leave", true)) await carryOut("leave");
 });
 
 find("setup").addEventListener("toggle", async () => find("setup").open && (await import("./settings.js")).openSettings(withToken));

@@ -95,9 +95,9 @@ const named = (outliers, told) => outliers.map(({ peer, value }) => {
 
 // -- those that are asked for --------------------------------------------------------------------------------------
 
-// Ask again for what is on the screen, since something is new; not more often than people read.
+// Ask again for what is on the screen, since something is new; not more often than people read. Once for a printer.
 export function renewPeers() {
-  if (visible && !document.hidden && performance.now() - askedAt >= RENEW_MS) ask({});
+  if ((visible || answers === 0) && !document.hidden && performance.now() - askedAt >= RENEW_MS) ask({});
 }
 
 async function ask(changes) {
@@ -210,11 +210,11 @@ export async function openPeer(id) {
 export function drawBans(bans, me) {
   find("bans-card").hidden = bans.length === 0;
   const rows = bans.map((ban) => {
-    const name = ban.peer === me ? `${called(ban.peer)} (this node)` : called(ban.peer);
+    const name = ban.peer_id === me ? `${called(ban.peer_id)} (this node)` : called(ban.peer_id);
     return make(
       "tr",
       {},
-      make("td", { class: "mono", title: ban.peer }, name),
+      make("td", { class: "mono", title: ban.peer_id }, name),
       make("td", { class: "num" }, count(ban.round)),
       make("td", { class: "num" }, ban.until == null ? "for ever" : `round ${count(ban.until)}`),
       make("td", { class: "mono", title: ban.evidence }, `${ban.evidence.slice(0, 12)}…`),

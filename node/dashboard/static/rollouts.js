@@ -30,7 +30,7 @@ export function drawRollouts({ node, groups, sources }) {
   drawFacts(known, sources);
   const rows = groups.toReversed().map((group) => {
     const button = make("button", { type: "button", "aria-pressed": String(group.digest === reading) }, make("span", {}, readable(group.family)), score(group.reward),
-      make("small", {}, `${group.own ? "own" : called(group.peer)} · round ${group.round}${group.policy === group.round ? "" : `, policy ${group.policy}`} · ${plural(group.completions, "answer")} · ${age(group, known.round)}`));
+      make("small", {}, `${group.own ? "own" : called(group.peer_id)} · round ${group.round}${group.policy === group.round ? "" : `, policy ${group.policy}`} · ${plural(group.completions, "answer")} · ${age(group, known.round)}`));
     button.addEventListener("click", () => read(group));
     return make("li", {}, button);
   });

@@ -1,40 +1,10 @@
 // Rounds as bars of phases with what disturbed them, their certificates, and what happened.
 
-import { NONE, at, byName, called, count, duration, find, make, percent, plural, put } from "./text.js";
+import { NONE, at, byName, called, count, duration, find, make, percent, pieces, plural, put } from "./text.js";
 
 const ROUNDS_SHOWN = 24;
 
-const HAPPENED = {
-  departed: (peer) => `${peer} has left`,
-  died: (peer) => `${peer} is gone`,
-  lost: (peer) => `the link to ${peer} broke`,
-  linked: (peer) => `a link to ${peer} is up`,
-  suspected: (peer) => `${peer} is silent`,
-  revived: (peer) => `${peer} is back`,
-  detoured: (peer) => `${peer} is slow to answer; others pass on what it says`,
-  revoked: (peer) => `the swarm's authority shut ${peer} out`,
-  evidence: (peer) => `there is proof against ${peer}`,
-  banned: (peer) => `the swarm banned ${peer}`,
-  evicted: (peer) => `the round goes on without ${peer}`,
-  replanned: () => "the reduce was planned again",
-  view_changed: () => "another lead took over",
-  rolled_back: () => "the swarm went back",
-  rebased: () => "the authority opened another term",
-  amended: () => "settings were amended",
-  caught_up: () => "the state came from others",
-  resumed: () => "training resumed",
-  trainer_restarted: () => "the trainer was started again",
-  agent_died: () => "the agent died",
-  loop_detached: () => "the training loop detached",
-  failed: () => "training failed",
-  started: () => "this node started",
-  left: () => "this node left",
-};
-
-export function said(happening) {
-  const text = HAPPENED[happening.kind]?.(called(happening.peer)) ?? happening.kind;
-  return happening.detail ? `${text}: ${byName(happening.detail)}` : text;
-}
+const said = (happening) => byName(happening.detail ? `${happening.text}: ${happening.detail}` : happening.text);
 
 // Phases and their seconds, in order. Without a common state a round has fewer: all of it is work, or an exchange.
 export function phasesOf(round, now) {
@@ -45,7 +15,8 @@ export function phasesOf(round, now) {
     const trained = round.contributed ?? round.began;
     return [["train", trained - round.began], ["reduce", round.ended - trained]];
   }
-  const marks = [["train", round.contributed], ["plan", round.planned], ["reduce", round.reduced], ["certify", round.ended]];
+  const watches = round.role === "observer" && round.contributed == null; // paused, or new
+  const marks = [[watches ? "watch" : "train", round.contributed], [watches ? "watch" : "plan", round.planned], ["reduce", round.reduced], ["certify", round.ended]];
   const phases = [];
   let from = round.began;
   for (const [name, until] of marks) {
@@ -64,7 +35,7 @@ function noteOf(round) {
   const bits = [];
   if (round.faults.length > 0) {
     const worst = round.faults.find((fault) => fault.kind === "died") ?? round.faults[0];
-    bits.push(said({ kind: worst.kind, peer: worst.peer }));
+    bits.push(said(worst));
     if (round.faults.length > 1) bits.push(`${round.faults.length - 1} more`);
   }
   if (round.state === "stepped") bits.push(round.partner ? `with ${called(round.partner)}` : "alone");
@@ -165,9 +136,9 @@ export const drawHealth = (checks) => {
       { class: check.state },
       make("span", { class: "sign", role: "img", "aria-label": words[check.state] }, signs[check.state]),
       make("b", {}, check.name),
-      make("span", {}, check.detail),
+      make("span", {}, ...pieces(check.detail)),
     );
-    if (check.remedy) row.append(make("span", { class: "remedy" }, check.remedy));
+    if (check.remedy) row.append(make("span", { class: "remedy" }, ...pieces(check.remedy)));
     return row;
   });
   find("health").replaceChildren(...rows);

@@ -70,10 +70,14 @@ export function make(tag, fields = {}, ...children) {
   return element;
 }
 
-// A sentence that stands out and more beside it; what is between backquotes is typed.
+// Text of which what is between backquotes is typed, and peers are called by name elsewhere.
+export const pieces = (text) => text.split("`").map((piece, index) => (index % 2 ? make("code", {}, piece) : byName(piece)));
+
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+// A sentence that stands out and more beside it.
 export function tell(element, first, rest = "") {
-  const pieces = (text) => text.split("`").map((piece, index) => (index % 2 ? make("code", {}, piece) : byName(piece)));
-  const said = `${first}\n${rest}`;
+  const said = byName(`${first}\n${rest}`);
   if (element.dataset.said === said) return;
   element.dataset.said = said;
   element.replaceChildren(make("strong", {}, ...pieces(first)), ...(rest ? [" ", ...pieces(rest)] : []));

@@ -41,8 +41,8 @@ from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, ok, r
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, campaign_manifest, read_chain
 from shoal.lab.cli import campaign as cli_campaign
 from shoal.lab.cli.campaign import run_line, summary
-from shoal.node.control import ControlServer, JsonValue
-from shoal.node.control_client import ControlRefused, request
+from shoal.node.control import ControlServer
+from shoal.node.control_client import ControlRefused, JsonValue, request
 from shoal.node.control_ops import orders
 from shoal.node.node import Node
 from shoal.node.options import Hold, NodeConfig

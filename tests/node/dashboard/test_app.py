@@ -55,7 +55,7 @@ async def test_peers_are_found_sorted_and_given_a_part_at_a_time() -> None:
         return answer["total"], [peer["peer"] for peer in answer["peers"]]
 
     total, first = await found("")
-    assert (total, len(first), first[0]) == (1001, PAGE_LIMIT, swarm.look().node.peer)
+    assert (total, len(first), first[0]) == (1001, PAGE_LIMIT, swarm.look().status.peer_id)
     _, second = await found(f"first={PAGE_LIMIT}")
     assert first[1:] + second == sorted(peer for peer, row in rows.items() if row.member and row.reach != "self")[:59]
     assert (await found("first=2000")) == (1001, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,6 +34,12 @@ def scrape(metrics: Metrics, facts: Facts) -> Samples:
     return found
 
 
+def with_node(facts: Facts, **changes: Any) -> Facts:
+    """The facts, with some of what they say of the node itself changed."""
+    node = msgspec.structs.replace(facts.status.node, **changes)
+    return msgspec.structs.replace(facts, status=msgspec.structs.replace(facts.status, node=node))
+
+
 def metrics_of(swarm: SyntheticSwarm) -> Metrics:
     metrics = Metrics(viewers=lambda: 2)
     while swarm.waiting:
@@ -53,9 +60,10 @@ def test_a_scrape_tells_what_happened_and_what_is() -> None:
     assert found["shoal_round", ()] == 22
     assert found["shoal_page_viewers", ()] == 2
     assert found["shoal_peers", (("reach", "direct"),)] + found["shoal_peers", (("reach", "detour"),)] == 9
-    node = swarm.look().node
-    assert found["shoal_sent_bytes_total", (("channel", "lanes"),)] == node.traffic.lanes_sent
-    assert found["shoal_held_out_loss", ()] == node.loss
+    status = swarm.look().status
+    assert found["shoal_sent_bytes_total", (("channel", "lanes"),)] == status.bytes.lanes_sent
+    assert found["shoal_sent_bytes_total", (("channel", "control"),)] == status.bytes.sent - status.bytes.lanes_sent
+    assert found["shoal_held_out_loss", ()] == status.loss
     assert found["process_resident_memory_bytes", ()] > 0
     assert found["shoal_request_errors_total", (("fault", "peer"),)] == 0
     assert sum(value for (name, _), value in found.items() if name == "shoal_phase") == 1
@@ -65,7 +73,7 @@ def test_a_scrape_tells_what_happened_and_what_is() -> None:
 def test_failed_requests_are_counted_by_whose_fault_it_was() -> None:
     swarm = SyntheticSwarm(peers=2, now=NOW, rounds=2)
     facts = swarm.look()
-    failed = msgspec.structs.replace(facts, node=msgspec.structs.replace(facts.node, peer_errors=3, own_errors=1))
+    failed = with_node(facts, peer_errors=3, own_errors=1)
     found = scrape(metrics_of(swarm), failed)
     assert found["shoal_request_errors_total", (("fault", "peer"),)] == 3
     assert found["shoal_request_errors_total", (("fault", "own"),)] == 1
@@ -127,9 +135,9 @@ def test_a_peers_counters_go_up_also_when_its_lanes_were_forgotten() -> None:
 def test_what_is_not_known_yet_is_nan_and_text_of_peers_cannot_break_the_format() -> None:
     swarm = SyntheticSwarm(peers=1, now=NOW, rounds=0)
     facts = swarm.look()
-    node = msgspec.structs.replace(facts.node, name='reef "\\\n# HELP', workload="x}\n")
-    own = [msgspec.structs.replace(peer, name="barn" if peer.reach == "self" else "mill") for peer in facts.peers]
-    found = scrape(Metrics(), msgspec.structs.replace(facts, node=node, peers=own))
+    facts = with_node(facts, swarm_name='reef "\\\n# HELP', workload="x}\n")
+    named = msgspec.structs.replace(facts.status, names={facts.status.peer_id: "barn", facts.peers[1].peer: "mill"})
+    found = scrape(Metrics(), msgspec.structs.replace(facts, status=named))
     assert found["shoal_held_out_loss", ()] != found["shoal_held_out_loss", ()]
     (info,) = [dict(labels) for (name, labels), _ in found.items() if name == "shoal_node_info"]
     assert (info["name"], info["swarm_name"], info["workload"]) == ("barn", 'reef "\\\n# HELP', "x}\n")
@@ -141,6 +149,15 @@ def test_each_phase_that_the_interface_lists_has_a_series() -> None:
     found = scrape(Metrics(), SyntheticSwarm(peers=1, now=NOW, rounds=0).look())
     phases = {labels[0][1] for name, labels in found if name == "shoal_phase"}
     assert {"forked", "abstaining", "seeking"} < phases == set(re.findall(r"`([a-z ]+)`", listed[1]))
+
+
+def test_the_interface_lists_each_metric() -> None:
+    paragraph = re.search(r"\*\*Metrics\*\* .*?\n\n", INTERFACES.read_text(), re.DOTALL)
+    assert paragraph is not None
+    swarm = SyntheticSwarm(peers=3, now=NOW, rounds=3, rollouts=True)
+    content = metrics_of(swarm).render(swarm.look())[0].decode()
+    named = set(re.findall(r"^# HELP shoal_(\w+)", content, re.MULTILINE))
+    assert set(re.findall(r"`([a-z_]+)`", paragraph[0])) - {"shoal_"} == named
 
 
 def test_grafana_asks_only_for_metrics_that_a_node_has() -> None:

@@ -8,17 +8,16 @@ import msgspec
 import pytest
 
 from shoal.lab.bench.synthetic_swarm import ROUND_S, SyntheticSwarm
-from shoal.node.dashboard.model import BANDWIDTH_POINTS, NAMED_LIMIT, Model
+from shoal.node.dashboard.model import BANDWIDTH_POINTS, Model
 from shoal.node.dashboard.peers import CHANGE_LIMIT, LIVE_LIMIT, Peers
 from shoal.node.dashboard.rounds import (
     ALIKE_LIMIT,
     CERTIFICATE_LIMIT,
-    FAULTS,
     HAPPENING_LIMIT,
     ROUND_LIMIT,
-    SEVERITY,
     Rounds,
 )
+from shoal.node.peer_facts import summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import parse_event
 from tests.node.dashboard.lab import NOW
@@ -158,8 +157,9 @@ def test_the_summary_counts_also_those_that_are_not_told_of_one_by_one() -> None
     found = plain(model.snapshot())
     assert found["summary"]["states"]["gone"] == 300
     assert found["summary"]["alive"] == 701
-    assert (found["node"]["missing"], len(found["node"]["missing_peers"])) == (300, NAMED_LIMIT)
-    assert set(found["node"]["missing_peers"]) <= set(killed)
+    (majority,) = [check for check in found["health"] if check["name"] == "Majority"]
+    assert majority["detail"].endswith(" and 297 others")
+    assert sum(peer in majority["detail"] for peer in killed) == 3
     assert len(msgspec.json.encode(found)) <= SNAPSHOT_LIMIT_BYTES
 
 
@@ -273,10 +273,10 @@ def test_going_back_takes_the_curves_back() -> None:
     swarm = SyntheticSwarm(peers=2, now=NOW, rounds=9)
     model = Model()
     follow(model, swarm)
-    assert model.curves["held_out"].points[-1][0] == 9
+    assert model.history.curves["held_out"].points[-1][0] == 9
     model.hear(events.RolledBack(at=NOW, to=5, term="0.1", round=9))
-    assert model.curves["held_out"].points[-1][0] == 5
-    assert model.rounds.happenings[-1].detail == "to round 5"
+    assert model.history.curves["held_out"].points[-1][0] == 5
+    assert model.history.rounds.happenings[-1].detail == "to round 5"
 
 
 @pytest.mark.parametrize(
@@ -293,18 +293,6 @@ def test_going_back_takes_the_curves_back() -> None:
 )
 def test_a_malformed_event_never_comes_to_the_page(line: bytes) -> None:
     assert parse_event(line) is None
-
-
-def test_every_severity_is_as_people_know_it() -> None:
-    """The page's own script knows these words."""
-    assert {
-        **dict.fromkeys(("died", "revoked", "evidence", "banned", "failed", "agent_died", "trainer_restarted"), "bad"),
-        **dict.fromkeys(("suspected", "lost", "detoured", "evicted", "replanned", "view_changed"), "warn"),
-        **dict.fromkeys(("rolled_back", "loop_detached"), "warn"),
-        **dict.fromkeys(("departed", "linked", "revived", "rebased", "amended", "caught_up", "resumed"), "info"),
-        **dict.fromkeys(("started", "left"), "info"),
-    } == SEVERITY
-    assert {kind for kind, severity in SEVERITY.items() if severity != "info"} - FAULTS == {"lost", "detoured"}
 
 
 def test_proof_against_a_member_is_told_with_its_kind() -> None:
@@ -338,8 +326,9 @@ def test_who_trains_no_more_has_no_speed_and_who_left_is_no_fault() -> None:
     facts = swarm.look()
     resting = next(peer.peer for peer in facts.peers if peer.reach == "direct")
     peers = [msgspec.structs.replace(peer, phase="paused") if peer.peer == resting else peer for peer in facts.peers]
+    status = msgspec.structs.replace(facts.status, peers=summary_of(peers))
     assert all(peer.tokens_per_s > 0 for peer in peers if peer.peer != left)  # a record keeps the last speed
-    model.see(msgspec.structs.replace(facts, peers=peers), NOW + 1, NOW + 1)
+    model.see(msgspec.structs.replace(facts, status=status, peers=peers), NOW + 1, NOW + 1)
     found = plain(model.snapshot())
     assert found["peers"][left]["speed"] == found["peers"][resting]["speed"] == 0
     assert found["node"]["tokens_per_s"] == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.lab.bench.synthetic_swarm import ROUND_TOKENS, SyntheticSwarm
-from shoal.node.dashboard.facts import BanFacts
+from shoal.node.control_client import BanStatus
 from shoal.node.dashboard.peers import LIVE_LIMIT
 from shoal.node.dashboard.token import load_token
 from shoal.node.reporting.events import Failed, Sampled
@@ -58,7 +58,7 @@ def test_a_viewer_sees_the_swarm_a_death_and_the_end_of_the_node(tmp_path: Path)
         others = {peer.peer for peer in served.swarm.look().peers if peer.reach != "self"}
         assert set(labels) == {called(peer, served.swarm.names) for peer in others}
         assert "–" not in page.text("#loss .u-legend"), "nobody points at the curve, so it says the newest values"
-        assert page.count("[data-phase]:not([hidden])") == 3
+        assert page.count("[data-phase]:not([hidden])") == 4
         killed: list[str] = []
         served.do(lambda: killed.extend(served.swarm.kill()))
         page.until("document.querySelectorAll('#map .peer.gone').length === 1")
@@ -102,7 +102,7 @@ def test_a_thousand_peers_come_as_numbers_and_each_can_be_found(tmp_path: Path) 
     with Served(swarm_of(1000), tmp_path) as served, browsing() as page:
         opened(page, served)
         assert page.count("#map .peer") == LIVE_LIMIT
-        assert page.text("#map-sum") == "1,001 nodes known, 200 of them drawn"
+        assert page.text("#map-sum") == "1,001 nodes known, 1,001 alive, 200 of them drawn"
         assert page.text("#peer-groups [data-group='']") == "all 1,001"
         page.run("document.getElementById('peers-card').scrollIntoView()")
         page.until("document.querySelectorAll('#peers tbody tr').length === 30")
@@ -251,7 +251,7 @@ def test_pause_and_leave_are_asked_about_first(tmp_path: Path) -> None:
             page.until("document.getElementById('key').open")
             page.driver.find_element("id", "token").send_keys(given, "\ue007")  # Enter
         page.until("document.getElementById('pause').textContent === 'Resume'")
-        assert page.text("#banner").startswith("This node is paused")
+        assert page.text("#banner").startswith("Paused; it votes and keeps the state")
         page.driver.refresh()
         page.until("document.getElementById('pause').textContent === 'Resume'")
         page.click("#pause")
@@ -302,14 +302,11 @@ def test_the_page_says_what_to_do_where_rounds_wait_and_who_is_banned(tmp_path: 
         assert "forget" not in page.text("#banner"), "it was heard of just now"
         served.do(lambda: setattr(swarm, "silent_for_long", True))
         page.until("document.getElementById('banner').textContent.includes('shoal rebase --forget')")
-        me = swarm.look().node.peer
+        me = swarm.look().status.peer_id
         proof = "ab" * 32
         for peer, until in ((others[0], 44), (me, None)):
-            served.do(
-                lambda peer=peer, until=until: setattr(  # type: ignore[misc]
-                    swarm, "bans", (*swarm.bans, BanFacts(peer=peer, round=14, until=until, evidence=proof))
-                )
-            )
+            ban = BanStatus(peer_id=peer, term="0.0", round=14, until=until, evidence=proof)
+            served.do(lambda ban=ban: setattr(swarm, "bans", (*swarm.bans, ban)))  # type: ignore[misc]
         page.until("document.querySelectorAll('#bans tbody tr').length === 2")
         told = page.text("#bans tbody")
         assert called(others[0], served.swarm.names) in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import tracemalloc
 from collections import Counter
@@ -13,7 +14,8 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.node.reporting.event_log import LINE_LIMIT_BYTES
-from shoal.testnet.reports.page_merged import ROW_LIMIT, render_merged
+from shoal.testnet.reports.page_merged import ROW_LIMIT, _spans, render_merged
+from shoal.testnet.reports.page_parts import table
 from shoal.testnet.reports.page_rollouts import series
 from shoal.testnet.reports.report_log import (
     CELL_LIMIT,
@@ -404,7 +406,7 @@ def test_report_of_rollouts_shows_rewards_tasks_groups_refusals_and_who_samples(
     assert "<h2>Rounds</h2>" not in page
     assert "own, mean of 2 rounds" in text
     assert "Reward, mean of answers, 0 to 1" in text
-    rows = [[Tags(cell).text for cell in row.split("<td>")[1:]] for row in page.split("</tr>")]
+    rows = [[Tags(cell).text for cell in re.split("<td[^>]*>", row)[1:]] for row in page.split("</tr>")]
     ends = [f"{mean:.3f}" for mean in (3 / 50, 39 / 50, 3 / 100, 39 / 100)]
     assert ["chains", "80", *ends[:2], "40", *ends[2:]] in rows
     mean = f"{41 / 100:.3f}"
@@ -438,6 +440,39 @@ def test_a_node_that_left_in_good_order_is_marked_calmly(tmp_path: Path) -> None
     page = render_merged(history_of(tmp_path))
     assert page.count('<line class="calm"') == 1
     assert '<line class="fault"' not in page
+
+
+def test_rows_of_the_timeline_have_the_nodes_names_and_end_with_their_process(
+    tmp_path: Path,
+) -> None:
+    for number, name in enumerate(("alice", "")):
+        write(
+            tmp_path / f"d{number}" / "events.jsonl",
+            {"event": "started", "peer_id": peer_id(number), "called": name},
+            {"event": "round_started", "round": 1, "at": BEGAN_AT},
+            {"event": "contributed", "round": 1, "tokens": 1, "at": BEGAN_AT + 5},
+            {"event": "started", "peer_id": peer_id(number), "called": name, "at": BEGAN_AT + 90},
+            {"event": "round_started", "round": 2, "at": BEGAN_AT + 92},
+            {"event": "left", "reason": "", "at": BEGAN_AT + 95},
+        )
+    history = history_of(tmp_path)
+    page = render_merged(history)
+    assert re.findall(r'text-anchor="end">([a-z]\w+)</text>', timeline_of(page)) == ["alice", "d1"]
+    tiles = _spans(history.logs[0], BEGAN_AT)
+    assert max(tile.end_s for tile in tiles if "round 1" in tile.tip) == 5, "it was dead from then on"
+    ticks = re.findall(r">(\d+ s)</text>", timeline_of(page))
+    assert ticks == ["0 s", "20 s", "40 s", "60 s", "80 s"]
+
+
+def timeline_of(page: str) -> str:
+    return page[page.index("<h2>Timeline</h2>") :].partition("</figure>")[0]
+
+
+def test_columns_of_texts_begin_at_the_left() -> None:
+    made = table(["round", "node", "loss", "digest"], [["1", "box", "–", "ab12"], ["2", "mill", "3.5", "12"]])
+    assert re.findall(r"<th( class=\"text\")?>", made) == ["", ' class="text"', "", ' class="text"']
+    assert '<td>2</td><td class="text">mill</td><td>3.5</td><td class="text">12</td>' in made
+    assert re.findall("<th [^>]*>", table(["a", "b"], [])) == ['<th class="text">'] * 2
 
 
 def test_title_is_the_users_or_names_who_is_in_it(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Numbers in the words of a node: for its commands and its page alike."""
+
+from __future__ import annotations
+
+
+def quantity(value: float, unit: str) -> str:
+    """`12.3 kB`: three digits or so and a decimal prefix."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(value) < 1000 or prefix == "T":
+            digits = 0 if prefix == "" and value == int(value) else 1
+            return f"{value:.{digits}f} {prefix}{unit}"
+        value /= 1000
+    raise AssertionError("the last prefix takes what is left")
+
+
+def figure(value: float | None) -> str:
+    """`2.315`, `0.01234`, `1,235`: `value` with the four digits that matter, or a dash if there is none."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def count(value: int, noun: str) -> str:
+    """`1 member`, `2 members`."""
+    return f"{value} {noun}{'' if value == 1 else 's'}"
+
+
+def fetched_text(done_bytes: int, total_bytes: int) -> str:
+    """Say how much of a state is here."""
+    return f"fetching the swarm's state: {quantity(done_bytes, 'B')} of {quantity(total_bytes, 'B')}"
