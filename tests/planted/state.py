@@ -507,12 +507,6 @@ STATE: tuple[Bug, ...] = (
         "return files",
     ),
     bug(
-        "files that a checkpoint is made of go before it is",
-        "tests/node/state/test_resumption.py::test_a_round_that_a_checkpoint_wants_stays_beside_the_next",
-        "kept = {*whole[:1], *(position for position in whole[1:2] if self._always(position[1]))}",
-        "kept = {*whole[:1]}",
-    ),
-    bug(
         "a file that is made in place has its name before it is synced",
         "tests/node/state/test_tensor_files.py::test_nothing_has_the_files_name_before_all_of_it_is_synced",
         """
@@ -548,12 +542,6 @@ STATE: tuple[Bug, ...] = (
         "tests/node/state/test_store.py::test_whole_pieces_of_zeros_take_no_room_and_read_as_they_were",
         """bytes(piece[:PAGE_BYTES]).strip(b"\\0") or bytes(piece).strip(b"\\0"):""",
         """bytes(piece[:PAGE_BYTES]).strip(b"\\0"):""",
-    ),
-    bug(
-        "what a node alone knew goes with the newest checkpoint as well",
-        "tests/node/state/test_checkpoints.py::test_what_one_node_alone_knew_is_in_the_newest_only",
-        "if older != target:",
-        "if older:",
     ),
     bug(
         "a state that is saved is held on to for as long as the saver rests",
