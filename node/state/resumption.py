@@ -290,7 +290,7 @@ class Resumption:
     def forget_old(self, newest: Position) -> None:
         """Keep the newest round up to `newest`, whose files are whole; the others go, and what is half written.
 
-            Raises StorageError.
+        Raises StorageError.
         """
         whole = [pair.position for pair in self.on_disk() if pair.position <= newest]  # newest first
         with disk_errors(self._folder):
