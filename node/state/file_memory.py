@@ -38,8 +38,6 @@ _UNABLE = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP)
 HEAD_BYTES: Final = 4096
 """Room for the head of a file of vectors, beside the hashes of their chunks in it."""
 HASH_CHARS: Final = 64
-FILES_KEPT: Final = 3
-"""Of the states that are held or on disk, or in the making: no other is made ready beyond these."""
 
 
 class FileMapping(mmap.mmap):
@@ -190,13 +188,13 @@ class FilePool(VectorPool):
 
     So to save them is to give their file its head and a name (`tensor_files.write_tensors`). Memory with a name is not
     given out again. chunk_values: of the grid, for of each chunk the head has a hash. together: how many are mostly
-    taken together.
+    taken together. kept: files at which no other is made ready.
     """
 
-    def __init__(self, folder: Path, chunk_values: int, *, together: int = 1) -> None:
+    def __init__(self, folder: Path, chunk_values: int, *, together: int = 1, kept: int = 3) -> None:
         super().__init__(1, partial(file_memory, folder))
         self._chunk_values = chunk_values
-        self._together = together
+        self._together, self._kept = together, kept
         self._files = weakref.WeakSet[Any]()
 
     def take(self, numel: int) -> F32:
@@ -235,9 +233,9 @@ class FilePool(VectorPool):
         return memory
 
     def prepare(self, numel: int) -> None:
-        """Have memory for what is taken together next, with pages of its own, unless there are FILES_KEPT without."""
+        """Have memory for what is taken together next, with pages of its own, unless there is some, or as much as is kept."""
         _, size = self._place(numel, self._together)
-        if not self._spare and len(self._files) < FILES_KEPT:
+        if not self._spare and len(self._files) < self._kept:
             memory = self._new(size)
             np.frombuffer(memory, np.uint8)[::PAGE_BYTES] = 0
             self._spare.append(memory)

@@ -260,6 +260,7 @@ class Resumption:
                 files.work.unlink(missing_ok=True)
             raise StorageError(failure)
         await trio.to_thread.run_sync(self.forget_old, files.position)
+        await trio.to_thread.run_sync(work.prepare)
 
     def _warn(self, text: str) -> None:
         logger.warning("%s", text)
