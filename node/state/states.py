@@ -56,8 +56,8 @@ FINALS_MIN = 2
 FINALS_MEMORY_BYTES = 256 << 20
 """Finals in memory beyond this are let go."""
 FINALS_DISK_BYTES = 64 << 20
-"""The same on disk, for those that a later state made superfluous; or a state's bytes, where those are more: who lacks
-finals of more bytes than a state has fetches the state (`shoal.protocol.catching_up`)."""
+"""The same on disk, for those that a later state made superfluous; or half a state's bytes, where those are more: who
+lacks finals of more bytes fetches a state, which is at most twice as many (`shoal.protocol.catching_up`)."""
 FINALS_OPEN_LIMIT = 8
 """Plans whose finals are served from disk at once."""
 
@@ -313,7 +313,7 @@ class StateCache:
 
     def _forget_finals(self, state: CertifiedState) -> None:
         """Remove the oldest finals that a state on disk made superfluous; held mapped, they would keep their room."""
-        size, limit = 0, max(FINALS_DISK_BYTES, state.nbytes)
+        size, limit = 0, max(FINALS_DISK_BYTES, state.nbytes // 2)
         before = [(plan_hash, path) for round, plan_hash, path in self._finals_files() if round <= state.round]
         for count, (plan_hash, path) in enumerate(reversed(before)):
             size += path.stat().st_size
