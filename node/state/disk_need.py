@@ -3,7 +3,7 @@
 At the most, with a state s of 8 bytes a parameter, the optimizer's moments m, a contribution of 4, and a round's finals
 f. What is written anew is beside what it replaces until it is whole and synced; so the most of each kind is:
 
-    states              S(0), whose momentum is zeros and takes no room; those that are held or on disk, and the next one
+    states              S(0), whose momentum is zeros and takes no room; those held or on disk, and the next
     finals              as many of the last as are no more than half a state (`states.FINALS_DISK_BYTES`)
     work under way      m of one round; then of the next, or amid a round m + 4 in place and being written
     contributions       4 of this round and the last, and as they were encoded, for audits

@@ -233,7 +233,10 @@ class FilePool(VectorPool):
         return memory
 
     def prepare(self, numel: int) -> None:
-        """Have memory for what is taken together next, with pages of its own, unless there is some, or as much as is kept."""
+        """Have memory, with pages of its own, for what is taken together next; not beyond what is kept.
+
+        Blocks. Raises StorageError.
+        """
         _, size = self._place(numel, self._together)
         if not self._spare and len(self._files) < self._kept:
             memory = self._new(size)

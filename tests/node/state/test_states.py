@@ -619,11 +619,12 @@ def test_finals_on_disk_are_bounded_in_bytes(folder: Path, monkeypatch: pytest.M
     ledger = Ledger()
     ledger.certify(14)
     monkeypatch.setattr(states_module, "FINALS_DISK_BYTES", 0)
+    monkeypatch.setattr(CertifiedState, "nbytes", 200_000)
     cache = cache_in(folder)
     for finals in ledger.finals.values():
         save_finals(cache, finals)
     size = max(path.stat().st_size for path in (folder / "finals").iterdir())
-    fit = ledger.states[12].nbytes // size
+    fit = ledger.states[12].nbytes // 2 // size
     assert FINALS_MIN < fit < 12
     for finals in ledger.finals.values():
         cache.put_finals(finals)
