@@ -5,13 +5,13 @@ f. What is written anew is beside what it replaces until it is whole and synced;
 
     states              S(0), whose momentum is zeros and takes no room; those held or on disk, and the next
     finals              as many of the last as are no more than half a state (`states.FINALS_DISK_BYTES`)
-    work under way      m of one round; then of the next, or amid a round m + 4 in place and being written
-    contributions       4 of this round and the last, and as they were encoded, for audits
+    work under way      m + 4 of one round; then of the next, or amid a round the same in place and being written
+    contributions       4 of this round and the last, where they are not on disk, and as they were encoded, for audits
     checkpoints         s each: files of above under a second name, until the first goes
     logs                events and the agreement's
 
 With `streaming`, whose replicas keep a part of their own values, a round's work has 8 more, the replica and what it
-learnt, and its contribution; and 4 more of residuals are in place of memory.
+learnt, and 4 more of residuals are in place of memory.
 
 `shoal bench memory --optimizer adamw` measures the sum. Finals since the newest state on disk stay whatever they take:
 where rounds are shorter than ten times what a state takes to write, there are more (`state_saver.LAG_LIMIT_ROUNDS`).
@@ -41,8 +41,7 @@ MIXED_BYTES: Final = 8
 RESIDUAL_BYTES: Final = 4
 """Of the fragments that a round is not of, where there are any."""
 WORK_FILES: Final = 3
-"""Moments, with what was learnt since where they are of the midst of a round: of a round, in place amid the next, and
-being written."""
+"""Moments with a contribution, or with what was learnt since: of a round, in place amid the next, and being written."""
 
 
 def bytes_at_least(numel: int, codec: str) -> int:
@@ -59,12 +58,12 @@ def bytes_on_disk(
     mixes: anchors of fragments are mixed into replicas, as with `streaming`.
     """
     state, final = numel * STATE_BYTES, numel * FINAL_BYTES.get(codec, 1)
-    work = round(WORK_FILES * numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES + mixes * MIXED_BYTES))
+    work = round(numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES + mixes * MIXED_BYTES))
     contributions = 2 * numel * CONTRIBUTION_BYTES + CONTRIBUTIONS_KEPT * final
     return {
         "states": (STATES_KEPT + 1) * state + numel * INITIAL_BYTES,
         "finals": max(FINALS_MIN * final, min(FINALS_KEPT * final, max(FINALS_DISK_BYTES, state // 2))),
-        "work under way": work if mixes else work - numel * CONTRIBUTION_BYTES,
+        "work under way": WORK_FILES * work,
         "contributions": contributions + mixes * numel * RESIDUAL_BYTES,
         "checkpoints": checkpoints * state,
         "logs": 2 * EVENT_LOG_LIMIT_BYTES + AGREEMENT_LOG_LIMIT_BYTES,
