@@ -87,6 +87,10 @@ class VectorPool:
         weakref.finalize(vector, self._spare.append, memory).atexit = False
         return vector
 
+    def take_together(self, numel: int, count: int) -> list[F32]:
+        """The vectors of one state, like `count` of `take`."""
+        return [self.take(numel) for _ in range(count)]
+
     def prepare(self, numel: int) -> None:
         """Have memory for as many vectors as are kept, with pages of its own, which `take` is spared to wait for."""
         while len(self._spare) < (self._spare.maxlen or 0):

@@ -152,7 +152,7 @@ class NextState:
         self._fragment = Fragments(grid, settings.fragments, buffers).of_round(state.round + 1)
         self._chunks = self._fragment.chunks
         self._header = header or (lambda: header_of(state, grid))
-        self._made = {kind: vectors.take(state.numel) for kind in state.kinds}
+        self._made = dict(zip(state.kinds, vectors.take_together(state.numel, len(state.kinds)), strict=True))
         self._made_from: dict[int, tuple[FinalChunk, AdamWFactors | None]] = {}
         self._squares: dict[int, tuple[FinalChunk, float]] = {}
         self._hashes: list[tuple[bytes, ...]] = [(b"",) * (len(state.kinds) + 1)] * grid.chunks

@@ -380,8 +380,8 @@ class StateAssembly:
         self.header = header
         self.digest = digest
         self._grid = header.grid
-        take = (vectors or VectorPool(0)).take
-        self._vectors = {kind: take(header.numel) for kind in header.kinds}
+        taken = (vectors or VectorPool(0)).take_together(header.numel, len(header.kinds))
+        self._vectors = dict(zip(header.kinds, taken, strict=True))
         self._lock = threading.Lock()
         # All guarded by the lock.
         self._here: set[tuple[StateKind, int]] = set()

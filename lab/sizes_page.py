@@ -36,7 +36,7 @@ your model and machine, with what is free there; what was measured is among the 
 
 By the formula of `shoal doctor`: trained in fp32 by AdamW, without activations, which depend on the batch
 (`--accumulate`). The trainer's part is on the device where there is one; beside these two the programs themselves take
-some {MEMORY_BASE_BYTES / 1e9:.0f} GB. Disk is with {CHECKPOINTS_KEPT} checkpoints and codec int8, at its most.
+some {MEMORY_BASE_BYTES / 1e9:.0f} GB. Disk is with the newest checkpoint and codec int8, at its most.
 
 | parameters | trainer | daemon | disk | of which checkpoints |
 | --- | --- | --- | --- | --- |

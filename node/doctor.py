@@ -500,7 +500,7 @@ def disk_space(wanted: Examination, numel: int | None) -> Check:
     needed = max(sum(parts.values()) - there, 0)
     shown = ", ".join(f"{_mb(size)} {name}" for name, size in parts.items())
     detail = f"{_mb(free)} free, up to {_mb(needed)} more needed ({shown}; {_mb(there)} are there already)"
-    remedy = "" if free >= needed else "make room, choose another --data-dir, or keep less: --checkpoint-keep 1"
+    remedy = "" if free >= needed else "make room, choose another --data-dir, or keep fewer checkpoints"
     return Check(name="disk space", ok=free >= needed, detail=detail, remedy=remedy)
 
 

@@ -199,7 +199,7 @@ class Node:
             is_follower=self.is_follower,
             state_store=state_store,
             resumption=resumption,
-            checkpoints=_checkpoints(config, chain, cache, state_store, resumption, on_progress),
+            checkpoints=_checkpoints(config, chain, cache, state_store, on_progress),
             reduce=reduce,
             relay_room=RelayRoom(host, self.traffic, linked, reduce.until_under_way),
             ask=self._ask,
@@ -564,7 +564,6 @@ def _checkpoints(
     chain: Chain,
     cache: StateCache,
     state_store: StateStore,
-    resumption: Resumption,
     on_progress: Callable[[Progress], None],
 ) -> Checkpoints:
     parts = CheckpointParts(
@@ -573,7 +572,6 @@ def _checkpoints(
         chain=chain,
         save=state_store.save,
         cache=cache,
-        resumption=resumption,
         on_progress=on_progress,
     )
     return Checkpoints(parts, every=config.checkpoint_every, keep=config.checkpoint_keep)

@@ -45,7 +45,7 @@ ACCUMULATE_LIMIT = 4096
 ROUND_LIMIT = 2**53
 HOLD_LIMIT = 256
 CHECKPOINT_LIMIT = 100_000
-CHECKPOINTS_KEPT = 3
+CHECKPOINTS_KEPT = 1
 """Unless the user says otherwise."""
 
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)

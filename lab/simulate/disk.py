@@ -182,8 +182,7 @@ class Disk:
         async def send(command: object) -> None:
             """There is no trainer."""
 
-        # The newest may not get to the disk after all (`forget_work`): then those before it are still there.
-        return Resumption(self.folder, send=send, on_progress=lambda progress: None, always=lambda round: True)
+        return Resumption(self.folder, send=send, on_progress=lambda progress: None)
 
     def save_work(self, work: SavedWork) -> None:
         """Have a contribution on disk, as long as the peer's process is there."""
@@ -191,7 +190,8 @@ class Disk:
         kept.make_folder()
         write_work(kept.files(position).work, work)
         kept.files(position).trainer.touch()
-        kept.forget_old(position)
+        for old in kept.on_disk()[2:]:  # the newest may not get to the disk after all (`forget_work`)
+            old.work.unlink()
 
     def forget_work(self) -> None:
         """Remove the newest contribution, which did not get to the disk."""

@@ -21,6 +21,7 @@ import trio
 
 from shoal.collectives.codecs import F32, U8, chunk_codec
 from shoal.collectives.grid import Grid
+from shoal.collectives.state import CertifiedState
 from shoal.node.audits.work_process import WorkReply, WorkRequest, unpack_reply
 from shoal.node.child_process import ChildDied, ChildRaised, running_child
 from shoal.node.loops.loop_messages import OWN_LOOP
@@ -65,13 +66,17 @@ class WorkAudit:
         self._p = parts
         self._sound = sound
         self._useless = useless
+        self._newest: CertifiedState | None = None  # of the round that was drawn from last; the cache may let it go
         self._share = parts.config.manifest.audits.work if _can_weigh(parts.config.manifest) else 0.0
 
     def drawn(self, base: Value, plan: Plan, mark: bytes) -> Weighing | None:
         """Draw the contribution to weigh in a certified round, by this node's ticket; it holds on to the state."""
         places = plan.contributors()
         number = drawn_work(mark, len(places), self._share)
+        before, self._newest = self._newest, self._p.cache.state(plan.round) if self._share else None
         state = self._p.cache.state(base.state_round)
+        if state is None and before is not None and (before.term, before.round) == (base.term, base.state_round):
+            state = before
         if number is None or state is None or state.numel != plan.numel:
             return None
         drawn = Weighing(base=base, plan=plan, place=places[number], anchor=state.anchor)

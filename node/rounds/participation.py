@@ -18,7 +18,7 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.contributions import Contributions, Made
-from shoal.node.state.file_memory import file_memory
+from shoal.node.state.file_memory import FilePool, file_memory
 from shoal.node.state.resumption import Found
 from shoal.node.training import trainer_messages
 from shoal.node.training.trainer import Restarted, TrainerEvent
@@ -64,6 +64,7 @@ class Participation:
             mixing=manifest.sync.applied_mixing,
             gradients=manifest.sync.exchanges_gradients,
             allocate=partial(file_memory, parts.store.folder),
+            vectors=FilePool(parts.store.folder, fragments.grid.chunk_values, kept=2),
             few_seats=are_few(manifest.seats),
         )
 

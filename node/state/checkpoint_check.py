@@ -21,14 +21,13 @@ from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.grid import Grid
 from shoal.collectives.policy_image import image_of
 from shoal.collectives.state import StateHeader, StateKind
-from shoal.node.state.checkpoints import CHAIN, LAYOUT, MANIFEST, STATE, TRAINER, WORK, read_layout
-from shoal.node.state.contributions import read_account
+from shoal.node.state.checkpoints import CHAIN, LAYOUT, MANIFEST, STATE, read_layout
 from shoal.node.state.state_files import header_in, is_imaged, kinds_in
 from shoal.node.state.store import read_records
-from shoal.node.state.tensor_files import DamagedFile, TensorFile
+from shoal.node.state.tensor_files import TensorFile
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
-from shoal.protocol.errors import ConfigError, RemoteError, StorageError
+from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.messages import Entry, Term, Value
 
@@ -255,19 +254,4 @@ def _check_beside(files: CheckpointFiles, header: StateHeader) -> tuple[str, ...
             bad.append(LAYOUT)
     except ConfigError:
         bad.append(LAYOUT)
-    for name in (TRAINER, WORK):
-        try:
-            if (files.folder / name).exists() and not _belongs(TensorFile(files.folder / name), name, header):
-                bad.append(name)
-        except (DamagedFile, StorageError):
-            bad.append(name)
     return tuple(bad)
-
-
-def _belongs(file: TensorFile, name: str, header: StateHeader) -> bool:
-    """True if a contribution is to the state's round; a trainer's file does not say. Raises DamagedFile."""
-    file.check_whole()
-    if name != WORK:
-        return True
-    account = read_account(file)
-    return (account.term, account.round) == (header.term, header.round)

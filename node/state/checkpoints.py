@@ -5,14 +5,12 @@
         chain                 the entries from genesis to the one that certified it, framed as in chain.log
         swarm.toml            the manifest
         layout.json           names and shapes of the parameters, and of the buffers that travel
-        trainer.safetensors   what this node's trainer knew beside the state, if it was written; of the newest only
-        work.safetensors      this node's contribution to the round, likewise: of rounds long ago they are of no use
 
 A folder is made under another name, every file in it is synced, and then it gets its name. It is given back its other
 name before it is removed. So a folder of that form is whole, whenever the machine stopped.
 
-Every so many rounds one is put together, beside the rounds, from files that are there: the state is saved first if it
-is not yet (state_saver.py), what the trainer knows was written before its round was certified (resumption.py).
+Every so many rounds one is put together, beside the rounds: the state is saved first if it is not yet
+(state_saver.py). What one node alone knows is in none: a restart takes it from elsewhere (resumption.py).
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ import trio
 
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.outcome import Notice, Progress
-from shoal.node.state.resumption import ResumeFiles, Resumption
 from shoal.node.state.state_files import write_state
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import disk_errors, frame_record, sync_folder, write_atomically
@@ -43,7 +40,6 @@ from shoal.protocol.messages import Entry
 from shoal.protocol.wire import canonical
 
 STATE, CHAIN, MANIFEST, LAYOUT = "state.safetensors", "chain", "swarm.toml", "layout.json"
-TRAINER, WORK = "trainer.safetensors", "work.safetensors"
 PARTIAL = ".partial"
 LAYOUT_LIMIT_BYTES = 64 << 20
 
@@ -59,7 +55,6 @@ class CheckpointParts:
     chain: Chain
     save: Callable[[CertifiedState], Awaitable[None]]
     cache: StateCache
-    resumption: Resumption
     on_progress: Callable[[Progress], None]
 
 
@@ -124,16 +119,13 @@ class Checkpoints:
 
     def _make(self, due: _Due) -> None:
         assert self._layout is not None
-        term, round = due.state.term, due.state.round
-        newest = next((files for files in self._p.resumption.on_disk() if files.position <= (term, round)), None)
         content = CheckpointContent(
             state=due.state,
             header=lambda: self._p.cache.header(due.state),
-            saved=self._p.cache.state_file(round),
+            saved=self._p.cache.state_file(due.state.round),
             entries=self._p.chain.after(0, due.height),
             manifest=self._p.manifest,
             layout=self._layout,
-            resume=newest,
         )
         path = write_checkpoint(self._folder, content, keep=self._keep)
         logger.info("checkpoint %s", path)
@@ -155,7 +147,6 @@ class CheckpointContent:
     entries: Sequence[Entry]
     manifest: Manifest
     layout: Layout
-    resume: ResumeFiles | None
 
     @property
     def name(self) -> str:
@@ -166,8 +157,7 @@ class CheckpointContent:
 def write_checkpoint(folder: Path, content: CheckpointContent, *, keep: int) -> Path:
     """Make the checkpoint in `folder`, then remove all but the newest `keep`. Returns where it is. Blocks.
 
-    Of older ones what this node alone knew goes: it is as large as the rest. Raises StorageError, with nothing that was
-    there before touched.
+    Raises StorageError, with nothing that was there before touched.
     """
     target = folder / content.name
     partial = folder / (content.name + PARTIAL)
@@ -190,10 +180,6 @@ def write_checkpoint(folder: Path, content: CheckpointContent, *, keep: int) -> 
             gone = old.with_name(old.name + PARTIAL)
             old.rename(gone)
             _remove(gone)
-        for older in checkpoints_in(folder):
-            if older != target:
-                for name in (TRAINER, WORK):
-                    (older / name).unlink(missing_ok=True)
     return target
 
 
@@ -202,10 +188,6 @@ def _fill(partial: Path, content: CheckpointContent) -> None:
         _link_or_copy(content.saved, partial / STATE)
     except FileNotFoundError:  # two newer ones were saved since
         write_state(partial / STATE, content.state, content.header())
-    if content.resume is not None:
-        for source, name in ((content.resume.trainer, TRAINER), (content.resume.work, WORK)):
-            with contextlib.suppress(FileNotFoundError):  # it was of a round long ago, and is gone by now
-                _link_or_copy(source, partial / name)
     write_atomically(partial / CHAIN, *(frame_record(canonical(entry)) for entry in content.entries))
     write_atomically(partial / MANIFEST, render_manifest(content.manifest).encode())
     write_atomically(partial / LAYOUT, msgspec.json.encode(content.layout))

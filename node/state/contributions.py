@@ -90,13 +90,20 @@ class WorkAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class SavedWork:
     """A contribution as it is, or was, on disk. residuals: by fragment, of all that the account says are carried.
 
-    retained: what of `values` stays in the trainer's replica, ``(numel,)``; None for nothing.
+    retained: what of `values` stays in the trainer's replica, ``(numel,)``; None for nothing. vectors: whose memory
+    `values` is.
     """
 
     account: WorkAccount
     values: F32
     residuals: Mapping[int, F32] = field(default_factory=dict)
     retained: F32 | None = None
+    vectors: VectorPool | None = None
+
+    def prepare(self) -> None:
+        """Have memory for the next one's values, in place of the file that this one's are now. Blocks."""
+        if self.vectors is not None:
+            self.vectors.prepare(self.values.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -168,12 +175,13 @@ class Contributions:
         mixing: float | None = None,
         gradients: bool = False,
         allocate: Callable[[int], memoryview] = own_memory,
+        vectors: VectorPool | None = None,
         few_seats: bool = False,
     ) -> None:
         self._few_seats = few_seats
         self._gradients = gradients
         self._allocate = allocate
-        self._vectors = VectorPool(1, allocate)
+        self._vectors = vectors or VectorPool(1)
         self._fragments = fragments
         self._codec = with_buffers(codec, fragments.buffers)
         self._sender = sender
@@ -287,7 +295,7 @@ class Contributions:
             ),
         )
         residuals = {n: left.residual for n, left in others.items() if left.residual is not None}
-        return SavedWork(account, made.values, residuals, made.retained)
+        return SavedWork(account, made.values, residuals, made.retained, self._vectors)
 
     def make_again(self, work: SavedWork) -> bool:
         """Take up what was made before a restart, to be settled as if it had been made just now.

@@ -3,12 +3,11 @@
 At the most, with a state s of 8 bytes a parameter, the optimizer's moments m, a contribution of 4, and a round's finals
 f. What is written anew is beside what it replaces until it is whole and synced; so the most of each kind is:
 
-    states              S(0), whose momentum is zeros and takes no room; the last, and the one being written
-    finals              as many of the last as are no more than a state (`states.FINALS_DISK_BYTES`)
+    states              S(0), whose momentum is zeros and takes no room; those held or on disk, and the next
+    finals              as many of the last as are no more than half a state (`states.FINALS_DISK_BYTES`)
     work under way      m + 4 of one round; then of the next, or amid a round the same in place and being written
-    in place of memory  nameless files: the states that are served and the next one, two contributions of 4, and those
-                        that were encoded, for audits
-    checkpoints         s each, and m + 4 of the newest: files of above under a second name, until the first goes
+    contributions       4 of this round and the last, where they are not on disk, and as they were encoded, for audits
+    checkpoints         s each: files of above under a second name, until the first goes
     logs                events and the agreement's
 
 With `streaming`, whose replicas keep a part of their own values, a round's work has 8 more, the replica and what it
@@ -46,8 +45,9 @@ WORK_FILES: Final = 3
 
 
 def bytes_at_least(numel: int, codec: str) -> int:
-    """Bytes without which no round passes, whatever was kept before it: in place of memory, and the state to save."""
-    return bytes_on_disk(numel, codec, 0)["in place of memory"] + numel * STATE_BYTES
+    """Bytes without which no round passes, whatever else is kept: states and contributions."""
+    parts = bytes_on_disk(numel, codec, 0)
+    return parts["states"] + parts["contributions"]
 
 
 def bytes_on_disk(
@@ -59,13 +59,12 @@ def bytes_on_disk(
     """
     state, final = numel * STATE_BYTES, numel * FINAL_BYTES.get(codec, 1)
     work = round(numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES + mixes * MIXED_BYTES))
-    in_files = (STATES_KEPT + 1) * state + 2 * numel * CONTRIBUTION_BYTES + CONTRIBUTIONS_KEPT * final
-    in_files += mixes * numel * RESIDUAL_BYTES
+    contributions = 2 * numel * CONTRIBUTION_BYTES + CONTRIBUTIONS_KEPT * final
     return {
-        "states": STATES_KEPT * state + numel * INITIAL_BYTES,
-        "finals": max(FINALS_MIN * final, min(FINALS_KEPT * final, max(FINALS_DISK_BYTES, state))),
+        "states": (STATES_KEPT + 1) * state + numel * INITIAL_BYTES,
+        "finals": max(FINALS_MIN * final, min(FINALS_KEPT * final, max(FINALS_DISK_BYTES, state // 2))),
         "work under way": WORK_FILES * work,
-        "in place of memory": in_files,
-        "checkpoints": checkpoints * state + min(checkpoints, 1) * work,
+        "contributions": contributions + mixes * numel * RESIDUAL_BYTES,
+        "checkpoints": checkpoints * state,
         "logs": 2 * EVENT_LOG_LIMIT_BYTES + AGREEMENT_LOG_LIMIT_BYTES,
     }

@@ -260,6 +260,7 @@ class Resumption:
                 files.work.unlink(missing_ok=True)
             raise StorageError(failure)
         await trio.to_thread.run_sync(self.forget_old, files.position)
+        await trio.to_thread.run_sync(work.prepare)
 
     def _warn(self, text: str) -> None:
         logger.warning("%s", text)
@@ -290,15 +291,12 @@ class Resumption:
     def forget_old(self, newest: Position) -> None:
         """Keep the newest round up to `newest`, whose files are whole; the others go, and what is half written.
 
-        The round before it stays too if its files are written whatever happens: a checkpoint of them may be under way.
-
         Raises StorageError.
         """
         whole = [pair.position for pair in self.on_disk() if pair.position <= newest]  # newest first
-        kept = {*whole[:1], *(position for position in whole[1:2] if self._always(position[1]))}
         with disk_errors(self._folder):
             for path in self._folder.iterdir():
-                if _position_of(path) not in kept and not path.name.startswith(MIDWAY):
+                if _position_of(path) not in whole[:1] and not path.name.startswith(MIDWAY):
                     path.unlink(missing_ok=True)
 
     def _forget_midway(self) -> None:

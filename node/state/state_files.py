@@ -79,13 +79,14 @@ def read_state(path: Path, vectors: VectorPool | None = None) -> CertifiedState:
     try:
         file = TensorFile(path)
         kinds = kinds_in(file)
-        shapes = [_numel(file, kind) for kind in kinds]
+        (numel,) = {_numel(file, kind) for kind in kinds}
     except StorageError as error:
         raise ValueError(str(error)) from None
     pool = vectors or VectorPool(0)
     told = file.metadata
+    taken = pool.take_together(numel, len(kinds))
     return CertifiedState.of_vectors(
-        [frozen(_read_vector(file, kind, pool.take(numel))) for kind, numel in zip(kinds, shapes, strict=True)],
+        [frozen(_read_vector(file, kind, vector)) for kind, vector in zip(kinds, taken, strict=True)],
         term=Term(int(told["rebases"]), int(told["rollbacks"])),
         round=int(told["round"]),
         tokens=int(told["tokens"]),

@@ -75,6 +75,9 @@ class StateSaver:
         """
         self._newest, self._came_at = state, trio.current_time()
         self._tell()
+        if not self._writing.locked():  # else room was made
+            async with self._writing:
+                await trio.to_thread.run_sync(self._cache.make_room, self._saved_round)
         while self.lag_rounds > LAG_LIMIT_ROUNDS:
             await self._changed.wait()
 

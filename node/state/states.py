@@ -1,7 +1,8 @@
 """The certified states and finals that a node holds: in memory to serve them, on disk to come back to them.
 
 In memory are the last states and finals. On disk the newest state may be some rounds back, for it is saved beside the
-rounds; the finals of every round since then are there until it is, and lead from the one to the other.
+rounds; the finals of every round since then are there until it is, and lead from the one to the other. A state that is
+on disk and in memory is one file (`file_memory`).
 What is read back is believed only where its digest is the certificate's.
 """
 
@@ -13,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +21,6 @@ from safetensors import SafetensorError
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import (
     NESTEROV_KINDS,
     CertifiedState,
@@ -33,18 +32,18 @@ from shoal.collectives.state import (
     chunk_bytes,
     header_of,
 )
-from shoal.node.state.file_memory import file_memory
+from shoal.node.state.file_memory import FilePool
 from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
 from shoal.node.state.policy_images import ImageCache
 from shoal.node.state.state_files import read_state, write_state
 from shoal.node.state.store import disk_errors
-from shoal.protocol.errors import LocalError, ShoalError
+from shoal.protocol.errors import LocalError, ShoalError, StorageError
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.chunks import ChunkRef, ChunkSpace
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
 STATES_KEPT = 2
-"""The newest states are held whether anybody asks for them or not."""
+"""So many states are held whether anybody asks for them or not: the newest, and that on disk or the one before."""
 PIN_S = 30.0
 """An older state is held this long after something of it was asked for last."""
 PINS_LIMIT_STATES = 4
@@ -57,8 +56,8 @@ FINALS_MIN = 2
 FINALS_MEMORY_BYTES = 256 << 20
 """Finals in memory beyond this are let go."""
 FINALS_DISK_BYTES = 64 << 20
-"""The same on disk, for those that a later state made superfluous; or a state's bytes, where those are more: who lacks
-finals of more bytes than a state has fetches the state (`shoal.protocol.catching_up`)."""
+"""The same on disk, for those that a later state made superfluous; or half a state's bytes, where those are more: who
+lacks finals of more bytes fetches a state, which is at most twice as many (`shoal.protocol.catching_up`)."""
 FINALS_OPEN_LIMIT = 8
 """Plans whose finals are served from disk at once."""
 
@@ -104,10 +103,12 @@ class StateCache:
         self._lock = threading.Lock()
         self._states: dict[int, _Held] = {}  # by round, in the order in which they came
         self._by_scope: dict[bytes, _Held] = {}
+        self._saved_round = -1
+        """Of the state that was saved last."""
         self._finals: dict[bytes, Finals] = {}
         self._finals_by_scope: dict[bytes, bytes] = {}
         self._files: dict[bytes, FinalsFile] = {}  # by scope, the one asked for last at the end
-        self.vectors = VectorPool(len(kinds), partial(file_memory, folder))
+        self.vectors = FilePool(folder, chunk_values, together=len(kinds))
         self.images = ImageCache(folder, self._imaged)
 
     def _imaged(self, digest: bytes) -> tuple[HeldState, ImageHeader] | None:
@@ -123,7 +124,7 @@ class StateCache:
         """Hold an image in place of states: nobody is given these any more but who is fetching one."""
         self.images.put(image)
         with self._lock:
-            self._forget_states(kept=0)
+            self._forget_states(list(self._states))
             self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
 
     def header(self, state: CertifiedState) -> StateHeader:
@@ -148,12 +149,14 @@ class StateCache:
             if before is not None and before.digest == held.digest:
                 held.asked_at = before.asked_at
             self._states[state.round] = held
-            self._forget_states()
+            *older, newest = self._states
+            on_disk = self._saved_round in older and newest > max(older)
+            second = self._saved_round if on_disk else older[-1] if older else None
+            self._forget_states([round for round in older if round != second])
             self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
 
-    def _forget_states(self, kept: int = STATES_KEPT) -> None:
+    def _forget_states(self, older: Sequence[int]) -> None:
         now, pins, size = self._clock(), 0, 0
-        older = list(self._states)[: max(0, len(self._states) - kept)]
         for round in sorted(older, key=lambda round: self._states[round].asked_at, reverse=True):
             held = self._states[round]
             pins, size = pins + 1, size + held.state.nbytes
@@ -286,12 +289,22 @@ class StateCache:
                     path.unlink(missing_ok=True)
             return
         self.images.remove()
-        there = self.saved_rounds()
-        self._forget_saved([round for round in there if round != good] if good and good in there else [])
+        self.make_room(good)
         write_state(self.state_file(state.round), state, self.header(state))
+        self._saved_round = state.round
         self._forget_saved(self.saved_rounds()[STATES_KEPT:])
         with disk_errors(self._folder):
             self._forget_finals(state)
+        with contextlib.suppress(StorageError):  # it is had when it is needed, or nothing is
+            self.vectors.prepare(state.numel)
+
+    def make_room(self, good: int) -> None:
+        """Remove the states on disk but that of the round `good`, if it is there: a later one is held, or comes.
+
+        Raises StorageError.
+        """
+        there = self.saved_rounds()
+        self._forget_saved([round for round in there if round != good] if good and good in there else [])
 
     def _forget_saved(self, rounds: Sequence[int]) -> None:
         with disk_errors(self._folder):
@@ -300,7 +313,7 @@ class StateCache:
 
     def _forget_finals(self, state: CertifiedState) -> None:
         """Remove the oldest finals that a state on disk made superfluous; held mapped, they would keep their room."""
-        size, limit = 0, max(FINALS_DISK_BYTES, state.nbytes)
+        size, limit = 0, max(FINALS_DISK_BYTES, state.nbytes // 2)
         before = [(plan_hash, path) for round, plan_hash, path in self._finals_files() if round <= state.round]
         for count, (plan_hash, path) in enumerate(reversed(before)):
             size += path.stat().st_size

@@ -7,6 +7,7 @@ Nothing in a file is ever evaluated; numbers are little-endian.
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from shoal.node.state.file_memory import NamedMemory
+from shoal.node.state.file_memory import NamedMemory, begin_of, give_name, mapping_of
 from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors, sync_folder, write_atomically
 from shoal.protocol.errors import LocalError, StorageError
 
@@ -153,10 +154,28 @@ def write_tensors(
         for data in ordered:
             hasher.update(data)
         found = hasher.hexdigest()
-    begin = head.data(found)
     with _written(path):
-        write_atomically(path, begin, *ordered, option=option)
-    return len(begin) + head.size
+        if not _name_in_place(path, head, ordered, found):
+            write_atomically(path, head.data(found), *ordered, option=option)
+    return path.stat().st_size
+
+
+def _name_in_place(path: Path, head: _Head, ordered: Sequence[memoryview], checksum: str | None) -> bool:
+    """Have tensors that lie in a nameless file, as they are to lie in this, be the file; False if they do not."""
+    mapping = mapping_of(ordered[0]) if ordered else None
+    if mapping is None:
+        return False
+    places = [begin_of(np.frombuffer(data, np.uint8), mapping) for data in ordered if mapping_of(data) is mapping]
+    *wanted, end = itertools.accumulate(map(len, ordered), initial=places[0])
+    if places != wanted or end != len(mapping):
+        return False
+    header = head.data(checksum)[_LENGTH_BYTES:].rstrip(b" ").ljust(places[0] - _LENGTH_BYTES)
+    data = len(header).to_bytes(_LENGTH_BYTES, "little") + header
+    if len(data) > places[0]:  # there is no room for it
+        return False
+    if not mapping.is_named:
+        mapping[: len(data)] = data
+    return mapping[: len(data)] == data and give_name(mapping, path)  # what has a name stays as it is
 
 
 @contextmanager

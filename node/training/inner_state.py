@@ -15,7 +15,8 @@ A snapshot amid a round holds `kept`, and as metadata the hash of the value that
 another name, and takes its place only while no contribution holds what is in it.
 
 The copy is all that training waits for. It goes to where it will lie in the file, so that none as large lies beside it.
-Fresh pages cost more than a copy: the file for the next one is made, and has its pages, while training goes on.
+Fresh pages cost more than a copy: after one amid a round the file for the next is made, and has its pages, while
+training goes on.
 From a CUDA device not even that: a side stream copies while forward and backward leave the optimizer's state alone, and
 the device waits before the step that changes it. Buffers, which a forward changes, are copied at once. That copy is in
 page-locked memory, made once and used again, and is written from there.
@@ -340,7 +341,8 @@ class Snapshotter:
             finally:
                 self.done()  # or who comes next would wait for ever
             send(written.report(order))
-            self.prepare()
+            if order.midway:  # training stands still for the next; after a round's it has nothing else to do
+                self.prepare()
 
         threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
         return writing.events

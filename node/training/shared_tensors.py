@@ -24,7 +24,7 @@ import tempfile
 import numpy as np
 import numpy.typing as npt
 
-from shoal.node.state.file_memory import descriptor_of
+from shoal.node.state.file_memory import reader_of
 
 Vector = npt.NDArray[np.float32]
 """Shape (numel,), little-endian float32."""
@@ -68,13 +68,13 @@ def attach(descriptor: int, numel: int) -> Vector:
 
 
 def lend(anchor: Vector) -> int:
-    """Return a descriptor of a file that holds `anchor`, for reading, which the caller closes.
+    """Return a descriptor of a file that holds `anchor` from its position on, for reading; the caller closes it.
 
     It is the file that the anchor lies in; without one a copy in memory. Blocks.
     """
-    lies_in = descriptor_of(anchor)
+    lies_in = reader_of(anchor)
     if lies_in is not None:
-        return os.dup(lies_in)
+        return lies_in
     copy = open_memory()
     os.ftruncate(copy, _size_bytes(anchor.size))
     np.copyto(_map(copy, anchor.size, mmap.ACCESS_WRITE), anchor)
@@ -84,7 +84,7 @@ def lend(anchor: Vector) -> int:
 def map_lent(descriptor: int, numel: int) -> Vector:
     """Map an anchor that was lent, and close its descriptor. What is written to it changes nobody else's."""
     try:
-        return _map(descriptor, numel, mmap.ACCESS_COPY)
+        return _map(descriptor, numel, mmap.ACCESS_COPY, os.lseek(descriptor, 0, os.SEEK_CUR))
     finally:
         os.close(descriptor)
 
@@ -95,5 +95,5 @@ def _size_bytes(numel: int) -> int:
     return numel * _FLOAT32.itemsize
 
 
-def _map(descriptor: int, numel: int, access: int) -> Vector:
-    return np.frombuffer(mmap.mmap(descriptor, _size_bytes(numel), access=access), dtype=_FLOAT32)
+def _map(descriptor: int, numel: int, access: int, begin: int = 0) -> Vector:
+    return np.frombuffer(mmap.mmap(descriptor, _size_bytes(numel), access=access, offset=begin), dtype=_FLOAT32)

@@ -123,17 +123,6 @@ def test_export_refuses_what_is_not_certified(
     assert not (tmp_path / "out").exists()
 
 
-def test_export_takes_what_is_only_damaged_beside_the_state(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (checkpoint / "trainer.safetensors").write_bytes(b"")
-    code = execute(["export", str(checkpoint), "--out", str(tmp_path / "out")])
-    out, _ = capsys.readouterr()
-    assert code == 0
-    assert out.startswith(f"wrote {tmp_path / 'out' / 'model.safetensors'}: round 2, digest ")
-    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 40_000
-
-
 def test_export_says_that_the_format_of_the_workload_is_not_beside_it(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,7 +128,6 @@ class Life:
                 chain=self.chain,
                 save=self.state_store.save,
                 cache=self.cache,
-                resumption=self.resumption,
                 on_progress=self.told.append,
             ),
             every=0,

@@ -78,7 +78,6 @@ class CheckpointLedger(Ledger):
             entries=self.chain.after(0, round),
             manifest=self.manifest,
             layout=LAYOUT,
-            resume=self.resume_files(folder, round),
         )
 
     def checkpoint(self, folder: Path, round: int, *, keep: int = 2) -> Path:

@@ -33,7 +33,7 @@ def write_round(ledger: CheckpointLedger, folder: Path, header: StateHeader) -> 
     round = header.round
     ledger.resume_files(folder, round)
     write_state(folder / "state" / f"{round}.safetensors", ledger.states[round], header)
-    resumption = Resumption(folder, send=_nobody, on_progress=lambda _: None, always=lambda _: True)
+    resumption = Resumption(folder, send=_nobody, on_progress=lambda _: None)
     resumption.forget_old((Term(), round))
     write_checkpoint(folder / "checkpoints", ledger.content(folder, round), keep=2)
     (folder / "state" / f"{round - 2}.safetensors").unlink()
@@ -63,6 +63,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
     header = ledger.header(3)
     template = folder / "template"
     for round in (1, 2):
+        ledger.resume_files(template, round)
         ledger.checkpoint(template, round)
     scratch = folder / "count"
     shutil.copytree(template, scratch)

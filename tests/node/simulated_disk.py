@@ -385,10 +385,12 @@ class Disks:
         self._moved("os_rename", path, to, **options)
 
     def _os_link(self, path: Any, to: Any, **options: Any) -> None:
-        disk = self._of(path)
+        disk = self._of(to)
         if disk is not None:
             disk.count("link", os.path.basename(to))
         self._real["os_link"](path, to, **options)
+        if disk is not None and disk.node(os.stat(to).st_ino) is None:  # a nameless file that has a name now
+            disk.made(to, File(os.path.basename(to)))
 
     def _removed(self, name: str, path: Any, dir_fd: int | None) -> None:
         found = os.lstat(path, dir_fd=dir_fd)

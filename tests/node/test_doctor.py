@@ -160,7 +160,7 @@ def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypa
     (tmp_path / "streaming").mkdir()
     manifest = founded(tmp_path / "streaming", "--strategy", "streaming")
     streaming = doctor.disk_space(Examination(data_dir=tmp_path, manifest=manifest), 1_000_000)
-    assert "60 MB work under way, 39 MB in place of memory" in streaming.detail
+    assert "60 MB work under way, 15 MB contributions" in streaming.detail
 
 
 def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
@@ -173,16 +173,16 @@ def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
         file.truncate(9_000_000)  # of which a hole takes no room
         os.posix_fallocate(file.fileno(), 0, 8_192_000)
     (folder / "again").hardlink_to(folder / "state" / "0.safetensors")  # as a checkpoint's
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=286_000_000))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=242_000_000))
     detail = (
-        "286 MB free, up to 286 MB more needed (20 MB states, 32 MB finals, 36 MB work under way, "
-        "35 MB in place of memory, 36 MB checkpoints, 135 MB logs; 8 MB are there already)"
+        "242 MB free, up to 242 MB more needed (28 MB states, 32 MB finals, 36 MB work under way, "
+        "11 MB contributions, 8 MB checkpoints, 135 MB logs; 8 MB are there already)"
     )
     wanted = Examination(data_dir=folder, manifest=manifest)  # the model has 4 MB
     check = doctor.disk_space(wanted, 1_000_000)
     assert (check.ok, check.detail) == (False, detail)
-    fewer = doctor.disk_space(Examination(data_dir=folder, manifest=manifest, checkpoints=1), 1_000_000)
-    assert (fewer.ok, "20 MB checkpoints" in fewer.detail) == (True, True)
+    fewer = doctor.disk_space(Examination(data_dir=folder, manifest=manifest, checkpoints=0), 1_000_000)
+    assert (fewer.ok, " 0 MB checkpoints" in fewer.detail) == (True, True)
 
 
 def test_a_gpu_that_torch_cannot_use_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

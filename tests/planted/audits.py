@@ -86,4 +86,11 @@ AUDITS: tuple[Bug, ...] = (
         "if evidence.base.swarm != swarm:",
         "if len(evidence.base.swarm) != len(swarm):",
     ),
+    bug(
+        "work is weighed only from states that the cache has still",
+        "tests/node/audits/test_work_audit.py"
+        "::test_state_that_the_cache_let_go_is_weighed_from_if_it_was_the_newest_one",
+        "if state is None and before is not None and (before.term, before.round) == (base.term, base.state_round):",
+        "if state is None and before is None:",
+    ),
 )

@@ -224,8 +224,8 @@ TRAINING: tuple[Bug, ...] = (
     bug(
         "who is lent a state can cut it short",
         "tests/node/training/test_trainer.py::test_who_is_lent_a_file_cannot_cut_it_short",
-        "os.O_RDONLY | os.O_CLOEXEC)",
-        "os.O_RDWR | os.O_CLOEXEC)",
+        '{mapping.reader}", os.O_RDONLY | os.O_CLOEXEC)',
+        '{mapping.reader}", os.O_RDWR | os.O_CLOEXEC)',
     ),
     bug(
         "a trainer that restarts is not lent the anchor",

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -201,6 +202,21 @@ def test_own_work_and_a_state_that_is_gone_are_not_weighed(tmp_path: Path) -> No
     assert bench.audit().drawn(bench.base, bench.plan, marked(1)) is not None
     bench.daemon.cache.state = lambda round: None
     assert bench.audit().drawn(bench.base, bench.plan, marked(1)) is None
+
+
+def test_state_that_the_cache_let_go_is_weighed_from_if_it_was_the_newest_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, manifest(), [np.ones(NUMEL, np.float32)] * 2)
+    audit, round = bench.audit(), bench.plan.round
+    state = SimpleNamespace(numel=NUMEL, anchor=np.ones(NUMEL, np.float32), round=round, term=bench.base.term)
+    bench.daemon.cache.state = {round: state}.get
+    assert audit.drawn(bench.base, bench.plan, marked(1)) is None
+    bench.daemon.cache.state = lambda round: None
+    next_base, next_plan = (msgspec.structs.replace(one, round=one.round + 1) for one in (bench.base, bench.plan))
+    assert next_base.state_round == round
+    found = audit.drawn(next_base, next_plan, marked(1))
+    assert found is not None
+    assert found.anchor is state.anchor
+    assert audit.drawn(next_base, next_plan, marked(1)) is None  # nothing is held for longer
 
 
 def test_workload_that_is_not_installed_is_named_by_the_process_that_would_weigh() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import tracemalloc
 import weakref
@@ -20,7 +21,7 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, advance
 from shoal.collectives.state import StateHeader, header_of
 from shoal.node.rounds.state_transition import StateTransition
-from shoal.node.state import states
+from shoal.node.state import file_memory as nameless
 from shoal.node.state.file_memory import file_memory
 from shoal.node.state.finals_file import FinalsWriter
 from shoal.node.state.state_saver import StateSaver
@@ -126,6 +127,7 @@ async def test_finals_that_do_not_follow_are_our_bug_and_nothing_stays_of_them(
 
 NUMEL = 1 << 20
 STATE_BYTES = 8 * NUMEL
+HEAD_LIMIT_BYTES = 1 << 14
 OWN_ARRAY = memory.own_array
 
 
@@ -134,6 +136,7 @@ class Mapped:
 
     def __init__(self) -> None:
         self.now = self.most = 0
+        self.inodes: set[int] = set()
 
     def own_array(self, numel: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         made = OWN_ARRAY(numel, dtype)
@@ -142,6 +145,7 @@ class Mapped:
 
     def file_memory(self, folder: Path, size: int) -> memoryview:
         made = file_memory(folder, size)
+        self.inodes.add(os.fstat(made.obj.reader).st_ino)
         self._count(made.obj, size)
         return made
 
@@ -154,13 +158,13 @@ class Mapped:
         self.now -= size
 
 
-async def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
+async def test_rounds_take_the_room_of_three_states_with_those_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two in the cache and one in the making, all in files; in memory alone a share of one. Finals aside, of a byte."""
+    """Two that are held, or on disk, and one in the making; in memory alone a share of one. Finals aside, of a byte."""
     own, files = Mapped(), Mapped()
     monkeypatch.setattr(memory, "own_array", own.own_array)
-    monkeypatch.setattr(states, "file_memory", files.file_memory)
+    monkeypatch.setattr(nameless, "file_memory", files.file_memory)
     ledger, grid = Ledger(), Grid(NUMEL, 1 << 18)
     cache, last = StateCache(cache_folder(tmp_path), grid.chunk_values), state_of(0, grid=grid)
     plan = plan_of(ledger.founders, ledger.chain.head, grid=grid)
@@ -188,7 +192,9 @@ async def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
         tracemalloc.stop()
     gc.collect()
     assert own.most + max(peaks) - before <= 0.25 * STATE_BYTES
-    assert 2 * STATE_BYTES <= files.most <= 4 * STATE_BYTES
+    assert 2 * STATE_BYTES <= files.most <= 3 * (STATE_BYTES + HEAD_LIMIT_BYTES)
+    mapped = {path.stat().st_ino for path in (tmp_path / "state").iterdir()}
+    assert mapped <= files.inodes
 
 
 class Writers:

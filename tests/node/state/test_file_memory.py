@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import random
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.collectives.memory import VectorPool
+from shoal.collectives.memory import F32, VectorPool
 from shoal.node.state import file_memory as module
-from shoal.node.state.file_memory import file_memory
+from shoal.node.state.file_memory import FilePool, file_memory, give_name, mapping_of
 from shoal.protocol.errors import DiskFull
+from tests.node.simulated_disk import Disks, Fault, PowerCut, Survival
 
 SIZE = 32 << 20
 OTHER_BYTES = 4 << 20
@@ -76,3 +79,61 @@ def test_where_files_cannot_be_mapped_it_is_memory_alone(tmp_path: Path, monkeyp
     memory = file_memory(tmp_path, 10_000)
     memory[:] = b"!" * 10_000
     assert bytes(memory) == b"!" * 10_000
+
+
+def test_a_file_has_its_name_only_when_all_of_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The power goes at each operation in turn: the old file is there, or the new one, whole."""
+    old, new, disks, found = b"old" * 1000, b"new" * 5000, Disks(monkeypatch), list[bytes]()
+    for at in range(1, 20):
+        root = tmp_path / str(at)
+        root.mkdir()
+        (root / "file").write_bytes(old)
+        disk = disks.add(root, random.Random(at))
+        memory = file_memory(root, len(new))
+        memory[:] = new
+        mapping = mapping_of(memory)
+        assert mapping is not None
+        disk.faults[disk.operations + at] = Fault.CUT
+        with suppress(PowerCut):
+            assert give_name(mapping, root / "file")
+        disk.copy_survivors(tmp_path / f"after{at}", Survival.SYNCED)
+        found.append((tmp_path / f"after{at}" / "file").read_bytes())
+        disks.remove(disk)
+        if not disk.dead:
+            break
+    assert set(found[:-1]) == {old}
+    assert found[-1] == new
+
+
+def test_what_cannot_be_named_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a file system has no such files: then a copy is written."""
+    monkeypatch.setattr(os, "O_TMPFILE", 0)
+    memory = file_memory(tmp_path, 10_000)
+    mapping = mapping_of(memory)
+    assert mapping is not None
+    assert not give_name(mapping, tmp_path / "file")
+    assert not mapping.is_named
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_is_made_ready_only_up_to_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[int]()
+
+    def count(folder: Path, size: int) -> memoryview:
+        made.append(size)
+        return file_memory(folder, size)
+
+    monkeypatch.setattr(module, "file_memory", count)
+    pool, taken = FilePool(tmp_path, 4096, together=2, kept=2), list[F32]()
+    for _ in range(3):
+        pool.prepare(5000)
+        taken += pool.take_together(5000, 2)
+    assert len(made) == 3
+    pool.prepare(5000)
+    pool.prepare(5000)
+    assert len(made) == 3
+    del taken[:4]  # two files are gone, of which one is memory for the next
+    pool.prepare(5000)
+    assert len(made) == 3
+    pool.take_together(5000, 2)
+    assert len(made) == 3

@@ -308,14 +308,6 @@ def test_only_the_newest_rounds_stay(tmp_path: Path, ledger: CheckpointLedger) -
     ]
 
 
-def test_a_round_that_a_checkpoint_wants_stays_beside_the_next(tmp_path: Path, ledger: CheckpointLedger) -> None:
-    bench = Bench(tmp_path, always=lambda round: round in (1, 3))
-    for round, there in ((1, [1]), (2, [2, 1]), (3, [3]), (4, [4, 3]), (5, [5])):
-        ledger.resume_files(tmp_path, round)
-        bench.resumption.forget_old((Term(), round))
-        assert bench.on_disk == there
-
-
 def test_files_of_a_round_stay_until_those_of_a_later_one_are_whole(tmp_path: Path, ledger: CheckpointLedger) -> None:
     bench = Bench(tmp_path)
 

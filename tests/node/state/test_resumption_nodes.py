@@ -159,8 +159,6 @@ def test_checkpoints_of_a_node_are_verified_and_exported(tmp_path: Path) -> None
         assert checkpoint.name == "0.0-4"
         report = check_checkpoint(checkpoint)
         assert (report.ok, report.round, report.digest) == (True, 4, digests([node])[4])
-        assert (checkpoint / "trainer.safetensors").exists()
-        assert (checkpoint / "work.safetensors").exists()
         assert json.loads(shoal("verify", str(node.folder), "--json").stdout)["round"] == 5
         done = shoal("export", str(node.folder), "--out", str(tmp_path / "out"))
         assert done.returncode == 0, done.stderr

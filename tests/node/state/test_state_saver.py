@@ -106,6 +106,18 @@ async def test_newest_state_is_saved_on_the_way_out_even_from_a_rest(
     assert cache.saved_rounds() == [3, 1]
 
 
+async def test_of_two_states_on_disk_the_older_goes_as_soon_as_a_later_one_is_held(tmp_path: Path) -> None:
+    cache = SlowCache(tmp_path)
+    saver = StateSaver(cache)
+    for round in (1, 2):
+        cache.let.release()
+        await saver.save_now(state_of(round))
+    assert cache.saved_rounds() == [2, 1]
+    await saver.save_soon(state_of(3))
+    assert cache.saved_rounds() == [2]
+    assert cache.began == [1, 2]
+
+
 def test_rest_is_a_multiple_of_the_write_and_ends_early_when_far_behind(tmp_path: Path) -> None:
     cache, clock = SlowCache(tmp_path), MockClock()  # stands still unless it is told to jump
 

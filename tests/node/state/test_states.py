@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -11,9 +12,11 @@ import pytest
 from safetensors.numpy import save
 
 from shoal.collectives.grid import Grid
+from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, StateHeader, frozen, header_of
 from shoal.node.state import states as states_module
-from shoal.node.state.state_files import write_state
+from shoal.node.state.file_memory import mapping_of
+from shoal.node.state.state_files import read_state, write_state
 from shoal.node.state.states import FINALS_KEPT, FINALS_MIN, PIN_S, PINS_LIMIT_STATES, STATES_KEPT, StateCache
 from shoal.protocol.messages import Term
 from shoal.protocol.wire import canonical
@@ -73,6 +76,54 @@ def test_states_kept_are_the_newest(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "state").iterdir()) == ["10.safetensors", "11.safetensors"]
     assert cache.saved_rounds() == [11, 10]
     assert STATES_KEPT == 2
+
+
+def next_state(cache: StateCache, ledger: Ledger) -> CertifiedState:
+    """The state after the ledger's, in the cache's memory; the ledger has it too."""
+    ledger.certify(1)
+    finals = ledger.finals[ledger.state.round]
+    after = NextState(ledger.states[-2], OuterSettings(), GRID, cache.vectors)
+    state = after.take(after.complete(finals))
+    cache.put(state, cache.header(state))
+    return state
+
+
+def test_a_state_that_is_saved_is_one_file_on_disk_and_in_memory_and_nothing_is_written_to_it(folder: Path) -> None:
+    cache, ledger = cache_in(folder), Ledger()
+    first = next_state(cache, ledger)
+    held = mapping_of(first.momentum)
+    assert held is not None
+    assert held.reader is not None
+    assert os.fstat(held.reader).st_nlink == 0
+    cache.save_state(first)
+    path = cache.state_file(1)
+    assert os.fstat(held.reader).st_ino == path.stat().st_ino
+    cache.save_state(first)  # again, under the name that it has
+    assert os.fstat(held.reader).st_nlink == 1
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    whole = path.read_bytes()
+    del first, held
+    for _ in range(2 * STATES_KEPT):
+        next_state(cache, ledger)  # the memory of those that are gone is used again, and this is no such
+    assert cache.held_rounds() == [1, 5]
+    assert path.read_bytes() == whole
+    assert header_of(read_state(path), GRID).digest == ledger.chain.digest(1)
+
+
+def test_a_file_whose_state_is_gone_from_the_disk_is_read_on_as_it_was(folder: Path) -> None:
+    """Whoever exports or copies it may have opened it before."""
+    cache, ledger = cache_in(folder), Ledger()
+    cache.save_state(next_state(cache, ledger))
+    path = cache.state_file(1)
+    with path.open("rb") as opened:
+        whole = path.read_bytes()
+        cache.save_state(next_state(cache, ledger), good=1)
+        cache.make_room(2)
+        assert cache.saved_rounds() == [2]
+        for _ in range(2 * STATES_KEPT):
+            next_state(cache, ledger)
+        assert cache.held_rounds() == [2, 6]
+        assert opened.read() == whole
 
 
 def test_others_make_room_for_a_state_that_is_saved_but_never_the_one_that_is_good(
@@ -568,11 +619,12 @@ def test_finals_on_disk_are_bounded_in_bytes(folder: Path, monkeypatch: pytest.M
     ledger = Ledger()
     ledger.certify(14)
     monkeypatch.setattr(states_module, "FINALS_DISK_BYTES", 0)
+    monkeypatch.setattr(CertifiedState, "nbytes", 200_000)
     cache = cache_in(folder)
     for finals in ledger.finals.values():
         save_finals(cache, finals)
     size = max(path.stat().st_size for path in (folder / "finals").iterdir())
-    fit = ledger.states[12].nbytes // size
+    fit = ledger.states[12].nbytes // 2 // size
     assert FINALS_MIN < fit < 12
     for finals in ledger.finals.values():
         cache.put_finals(finals)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.node.state import file_memory, tensor_files
-from shoal.node.state.file_memory import NamedMemory, Unmappable
+from shoal.node.state.file_memory import FilePool, NamedMemory, Unmappable, mapping_of
 from shoal.node.state.tensor_files import TensorBytes, TensorFile, TensorPlace, TensorsInPlace, write_tensors
 from shoal.protocol.errors import DiskFull, StorageError
 from tests.node.state.test_store import tiny_disk  # noqa: F401  a fixture
@@ -102,6 +102,55 @@ def test_spare_file_becomes_the_one_that_is_made_if_it_is_large_enough(tmp_path:
         assert (tmp_path / "made").read_bytes() == (tmp_path / "written").read_bytes()
         assert ((tmp_path / "made").stat().st_ino == node) == taken
         assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "written"]
+
+
+def vectors_in_a_file(folder: Path) -> list[TensorBytes]:
+    """Two vectors that lie in one nameless file behind room for a head."""
+    pool = FilePool(folder, 4096, together=2)
+    taken = pool.take_together(5000, 2)
+    for number, vector in enumerate(taken):
+        vector[:] = number + np.arange(5000, dtype=np.float32)
+    return [TensorBytes.of(name, vector) for name, vector in zip(("anchor", "momentum"), taken, strict=True)]
+
+
+def test_vectors_that_lie_in_a_file_are_that_file_and_what_has_a_name_is_not_written_to(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    vectors = vectors_in_a_file(tmp_path)
+    write_tensors(first, vectors, METADATA)
+    whole = first.read_bytes()
+    write_tensors(second, vectors, METADATA)
+    write_tensors(third, vectors, {"of": "another"})
+    assert first.samefile(second)
+    assert not first.samefile(third)
+    assert first.read_bytes() == whole
+    for path, of in ((first, "a test"), (third, "another")):
+        file = TensorFile(path)
+        file.check_whole()
+        assert file.metadata["of"] == of
+        for one in vectors:
+            assert file.array(one.name).tobytes() == one.data.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["no room", "a part", "the other way round"])
+def test_vectors_that_lie_otherwise_are_copied_and_stay_as_they_are(tmp_path: Path, kind: str) -> None:
+    vectors = vectors_in_a_file(tmp_path)
+    if kind == "no room":
+        memory = file_memory.file_memory(tmp_path, 20_000)
+        memory[:] = vectors[1].data
+        vectors = [TensorBytes.of("anchor", np.frombuffer(memory, np.float32))]
+    elif kind == "a part":
+        vectors = vectors[:1]
+    else:
+        vectors = vectors[::-1]
+    before = [one.data.tobytes() for one in vectors]
+    write_tensors(tmp_path / "file", vectors, METADATA)
+    assert [one.data.tobytes() for one in vectors] == before
+    file = TensorFile(tmp_path / "file")
+    file.check_whole()
+    assert [file.array(one.name).tobytes() for one in vectors] == before
+    mapping = mapping_of(vectors[0].data)
+    assert mapping is not None
+    assert not mapping.is_named
 
 
 def test_what_is_abandoned_leaves_the_old_file(tmp_path: Path) -> None:

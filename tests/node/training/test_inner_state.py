@@ -425,6 +425,23 @@ def test_next_copy_goes_to_a_file_that_was_made_while_training_went_on(tmp_path:
             assert torch.equal(out, tensor), name
 
 
+def test_a_file_for_the_next_is_made_amid_a_round_alone(tmp_path: Path) -> None:
+    """After a round's snapshot the one before it is still there, and the trainer has nothing to do but to wait."""
+    life, snapshotter, sent = Life.new(), Snapshotter(), list[Snapshotted]()
+    life.round(1)
+    for order, made in (
+        (Snapshot(round=1, path=str(tmp_path / "1.trainer")), False),
+        (midway(tmp_path / "midway"), True),
+    ):
+        before = set(threading.enumerate())
+        snapshotter.save(life.replica.inner_state(1, midway=made), order, sent.append)
+        for thread in set(threading.enumerate()) - before:
+            if thread.name == "snapshot":
+                thread.join(60)
+        assert (tmp_path / SPARE).exists() == made
+    assert [one.failure for one in sent] == ["", ""]
+
+
 @pytest.mark.parametrize("damage", ["cut", "longer", "flipped", "metadata", "header", "empty"])
 def test_damaged_snapshot_is_refused_by_name_and_changes_nothing(tmp_path: Path, damage: str) -> None:
     life = Life.new()
