@@ -45,8 +45,8 @@ ACCUMULATE_LIMIT = 4096
 ROUND_LIMIT = 2**53
 HOLD_LIMIT = 256
 CHECKPOINT_LIMIT = 100_000
-CHECKPOINTS_KEPT = 1
-"""Unless the user says otherwise."""
+CHECKPOINTS_KEPT = 2
+"""Unless the user says otherwise: the older one is from before a loss spike that the newest already has in it."""
 
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?", re.ASCII)
 

@@ -29,7 +29,7 @@ def test_model_has_its_row_by_the_doctors_formula() -> None:
     assert [f"{numel:,}" in told for numel in MODELS] == [True] * len(MODELS)
     trainer, daemon, disk, checkpoints = told["124,000,000"]
     assert (trainer, daemon) == ("2.5 GB", "1.5 GB")  # 20 and 12 bytes a parameter
-    assert checkpoints == "992 MB"  # the newest, of 8 bytes
+    assert checkpoints == "2.0 GB"  # two, of 8 bytes each
     parts = bytes_on_disk(EXAMPLE, "int8", CHECKPOINTS_KEPT)
     assert disk == f"{sum(parts.values()) / 1e9:.1f} GB"
 

@@ -173,10 +173,10 @@ def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
         file.truncate(9_000_000)  # of which a hole takes no room
         os.posix_fallocate(file.fileno(), 0, 8_192_000)
     (folder / "again").hardlink_to(folder / "state" / "0.safetensors")  # as a checkpoint's
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=242_000_000))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=250_000_000))
     detail = (
-        "242 MB free, up to 242 MB more needed (28 MB states, 32 MB finals, 36 MB work under way, "
-        "11 MB contributions, 8 MB checkpoints, 135 MB logs; 8 MB are there already)"
+        "250 MB free, up to 250 MB more needed (28 MB states, 32 MB finals, 36 MB work under way, "
+        "11 MB contributions, 16 MB checkpoints, 135 MB logs; 8 MB are there already)"
     )
     wanted = Examination(data_dir=folder, manifest=manifest)  # the model has 4 MB
     check = doctor.disk_space(wanted, 1_000_000)
