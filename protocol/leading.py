@@ -336,6 +336,7 @@ class Lead:
             tokens=report.tokens,
             digest=report.digest,
             counted=facts.agreement.counted_by(plan.hash),
+            enlisted=msgspec.UNSET if facts.outside is None else facts.outside.due(),
         )
         returners = sorted(facts.gathering.returners)
         lately = (*sorted(voters), *previous.members, *returners, *(p.peer for p in plan.participants))

@@ -90,8 +90,9 @@ class Line:
     def __init__(self, members: Iterable[PeerId]) -> None:
         self._since = dict.fromkeys(members, 0)
 
-    def follow(self, value: Value, height: int) -> None:
-        """`value` is appended to the chain as its entry number `height`."""
+    def follow(self, value: Value, height: int, voters: Collection[PeerId] = ()) -> None:
+        """`value` is appended to the chain as its entry number `height`; `voters` vote after it, where named."""
+        del voters
         now = counted_in(value)
         self._since = {p: height if p in now else self._since.get(p, height) for p in value.members}
 

@@ -1466,6 +1466,85 @@ PROTOCOL: tuple[Bug, ...] = (
         "if False:",
     ),
     bug(
+        "who was counted stays in the line",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_enlists_stands_in_the_line_behind_all_and_is_called_and_out_of_it_once_counted",
+        "gone = {p for p in self._since if p in now | late and p not in self.voters}",
+        "gone = {p for p in self._since if p in late and p not in self.voters}",
+    ),
+    bug(
+        "who is called and gone keeps its place for ever",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_is_called_and_does_not_come_is_out_of_the_line_and_keeps_nobody_out_meanwhile",
+        "gone = {p for p in self._since if p in now | late and p not in self.voters}",
+        "gone = {p for p in self._since if p in now and p not in self.voters}",
+    ),
+    bug(
+        "who is called and gone keeps others out",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_is_called_and_does_not_come_is_out_of_the_line_and_keeps_nobody_out_meanwhile",
+        "places -= peer not in self._called or peer in head.members",
+        "places -= 1",
+    ),
+    bug(
+        "an enlistment is good again after its peer was counted",
+        "tests/protocol/test_enlisting.py::test_enlistment_is_good_once_and_for_some_values_only",
+        "return peer not in self.voters and peer not in self._since and stands_on >= self._out.get(peer, 0)",
+        "return peer not in self.voters and peer not in self._since",
+    ),
+    bug(
+        "a value takes whom it likes into the line",
+        "tests/protocol/test_enlisting.py::test_value_takes_nobody_into_the_line_who_may_not_be_there",
+        "if not may_enlist(one.peer, one.since) or not is_signed(one):",
+        "if not may_enlist(one.peer, one.since):",
+    ),
+    bug(
+        "a voter that does not notice whom a value forgets",
+        "tests/protocol/test_enlisting.py::test_voter_refuses_a_value_that_forgets_whom_it_has_held_for_two_rounds",
+        "forgets = self._outside is not None and bool(self._outside.forgotten(value))",
+        "forgets = False",
+    ),
+    bug(
+        "an enlistment that nobody signed is passed on",
+        "tests/protocol/test_enlisting.py"
+        "::test_enlistment_of_another_is_passed_on_once_and_not_back_and_a_forged_one_is_blamed_on_who_tells_it",
+        "if not is_signed(wish):",
+        "if False:",
+    ),
+    bug(
+        "an enlistment goes round for ever",
+        "tests/protocol/test_enlisting.py"
+        "::test_enlistment_of_another_is_passed_on_once_and_not_back_and_a_forged_one_is_blamed_on_who_tells_it",
+        "if known is not None and may_enlist(one.peer, known[0].since):",
+        "if False:",
+    ),
+    bug(
+        "who waits outside is heard in a round",
+        "tests/protocol/test_enlisting.py::test_who_waits_outside_is_not_heard_in_a_round",
+        "if sender in self._banned or (self._admitted is not None and sender not in self._admitted):",
+        "if sender in self._banned:",
+    ),
+    bug(
+        "a plan with somebody who waits outside is followed",
+        "tests/protocol/test_enlisting.py::test_plan_with_somebody_who_waits_outside_is_blamed_on_its_lead",
+        "if outside is not None and not outside.admitted.issuperset(p.peer for p in plan.participants):",
+        "if False:",
+    ),
+    bug(
+        "somebody whom the swarm does not admit enlists",
+        "tests/protocol/test_enlisting.py"
+        "::test_voter_passes_enlistments_on_to_voters_alone_and_hears_of_nobody_whom_the_swarm_does_not_admit",
+        "if not (chain.may_enlist(wish.peer, wish.since) and self._here.may_join(wish.peer)):",
+        "if not chain.may_enlist(wish.peer, wish.since):",
+    ),
+    bug(
+        "who was counted goes on taking part",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_is_called_takes_part_with_what_it_learnt_and_follows_again_once_it_was_counted",
+        "return self.admitted is not None and peer not in self.admitted",
+        "return self.admitted is not None and not self.was_member(peer)",
+    ),
+    bug(
         "a server of groups that was started again is left alone all the same",
         "tests/protocol/test_group_pull.py"
         "::test_server_that_was_started_again_is_asked_at_once_and_one_that_only_speaks_is_not",
