@@ -420,4 +420,11 @@ STATE: tuple[Bug, ...] = (
         "locked(data_dir) if data_dir.is_dir() else nullcontext():",
         "nullcontext():",
     ),
+    bug(
+        "work that a value does not count is lost where its finals are not here",
+        "tests/node/state/test_contributions.py"
+        "::test_whom_a_value_did_not_count_needs_no_finals_to_carry_all_of_its_work_on",
+        "return bool(named) and self._sender not in named",
+        "return False",
+    ),
 )

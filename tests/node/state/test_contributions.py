@@ -14,6 +14,7 @@ from shoal.node.state.contributions import Contributions, Made
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import WEIGHT_LIMIT
+from tests.protocol.test_enlisting import VOTERS, Rounds
 
 GRID = Grid(10_000, 4096)
 ALL, NONE = (True, True, True), (False, False, False)
@@ -304,3 +305,16 @@ def test_what_encoding_lost_of_a_counted_round_comes_whole_though_seats_are_few(
     contributions.settle(1, ALL)
     second = make(contributions, 2, 2, 10, real(2))
     assert second.values.tobytes() == (real(2) + (first.values - first.encoded.decoded())).tobytes()
+
+
+@pytest.mark.parametrize("was_counted", [True, False])
+def test_whom_a_value_did_not_count_needs_no_finals_to_carry_all_of_its_work_on(was_counted: bool) -> None:
+    rounds, me, other = Rounds(), VOTERS[0], VOTERS[1]
+    contributions = Contributions(Fragments(GRID), "fp32", 3, sender=me, few_seats=True)
+    contributions.make(1, 1, 300, whole(1), base=rounds.chain.head.hash)
+    rounds.decide([me if was_counted else other])
+    contributions.settle_by(rounds.chain, None)
+    made = contributions.make(2, 2, 100, whole(2), base=rounds.chain.head.hash)
+    mean = (3 * whole(1).astype(np.float64) + whole(2)) / 4
+    assert made.tokens == (100 if was_counted else 400)
+    np.testing.assert_allclose(made.values, whole(2) if was_counted else mean, rtol=0, atol=1e-3)
