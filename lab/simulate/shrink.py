@@ -68,9 +68,11 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
             if faults is not None and bool(voters) == bool(scenario.voters):
                 yield {"peers": scenario.peers - 1, "fault": faults, "voters": voters}
     if scenario.voters:
-        yield {"voters": 0, "lying": False}
+        yield {"voters": 0, "lying": False, "outside": False}
     if scenario.lying:
         yield {"lying": False}
+    if scenario.outside:
+        yield {"outside": False}
     if scenario.seats < FLAT_LIMIT_PEERS:
         yield {"seats": FLAT_LIMIT_PEERS}
     if scenario.loss:
@@ -149,6 +151,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     shape += f", voters={scenario.voters}" if scenario.voters else ""
     shape += ", lying=True" if scenario.lying else ""
     shape += f", seats={scenario.seats}" if scenario.seats < FLAT_LIMIT_PEERS else ""
+    shape += ", outside=True" if scenario.outside else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
         f"from shoal.lab.simulate.{'simulation' if flat else 'crowd'} import {run}",
