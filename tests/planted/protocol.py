@@ -44,13 +44,13 @@ PROTOCOL: tuple[Bug, ...] = (
         "a follower takes part in the round after its head",
         "tests/protocol/test_member.py"
         "::test_follower_takes_part_in_no_round_says_nothing_and_has_its_agent_stand_on_each_state",
-        "if self._here.is_follower:\n    self._stands_on = self._head.hash\n",
-        "if False:\n    self._stands_on = self._head.hash\n",
+        "if self.follows:\n    yield from self._follow()\n",
+        "if False:\n    yield from self._follow()\n",
     ),
     bug(
         "a follower that was overtaken tells leads to wait for it",
         "tests/protocol/test_catching_up.py::test_follower_that_was_overtaken_tells_nobody_that_it_comes",
-        "if self._here.is_follower:  # it comes to no round",
+        "if self.follows:  # it comes to no round",
         "if False:",
     ),
     bug(
@@ -62,8 +62,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "an agent that only samples and begins anew is told to train",
         "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
-        "if self.machine is not None and not (self._here.made or self._trains_nothing):",
-        "if self.machine is not None and not (self._here.made or self._here.paused):",
+        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):",
+        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._here.paused):",
     ),
     bug(
         "a node that only samples trains on alone",
@@ -181,7 +181,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a plan that counts too few is refused in all views",
         "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
-        "return plan in self._doubted and view <= (len(self.electorate) - 1) // 2",
+        "return plan in self._doubted and self._is_early(view)",
         "return plan in self._doubted",
     ),
     bug(

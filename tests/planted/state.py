@@ -311,8 +311,8 @@ STATE: tuple[Bug, ...] = (
     bug(
         "what a sparse final has no place for is lost where the chain settles it",
         "tests/lab/simulate/test_residuals.py::test_what_sparse_finals_have_no_place_for_comes_again",
-        "self.settle(made.round, self._included(made, finals), finals, rounds=rounds)",
-        "self.settle(made.round, self._included(made, finals), None, rounds=rounds)",
+        "self.settle(made.round, included, finals, rounds=rounds)",
+        "self.settle(made.round, included, None, rounds=rounds)",
     ),
     bug(
         "no room on disk is taken for memory that lies in a file",
