@@ -62,12 +62,11 @@ def evaluate(options: EvaluateOptions) -> None:
 
     With --task a language model is measured by lm-evaluation-harness, with a task file of one's own.
     """
+    from shoal.node.founded import founded_here
+    from shoal.node.loops.loop_messages import OWN_LOOP
     from shoal.node.state.checkpoint_export import evaluate_by_workload
-    from shoal.node.workload import installed_workloads, load_workload
+    from shoal.node.workload import ExportingWorkload, installed_workloads, load_workload
     from shoal.node.workloads.harness import check_harness
-
-    if options.tasks:
-        check_harness()
 
     folder = options.data_dir if options.checkpoint is None else options.checkpoint
     toml = folder / "swarm.toml"
@@ -77,16 +76,34 @@ def evaluate(options: EvaluateOptions) -> None:
             "`shoal status` and `shoal watch` show those, and `shoal export` writes the policy"
         )
     own, round, digest = check_state(folder, expected_manifest(options.manifest), nothing="nothing is evaluated")
-    check_workload_allowed(own.workload, entry_points=installed_workloads(), allowed=options.allow_workload)
+    if own.workload.name == OWN_LOOP:
+        raise ConfigError(
+            f"{folder} is of a swarm of its users' own loops, which measure their held-out loss themselves; "
+            "`shoal status` shows it, and `shoal export` writes the model"
+        )
+    check_workload_allowed(
+        own.workload,
+        entry_points=installed_workloads(),
+        allowed=options.allow_workload,
+        founded=lambda: founded_here(own, folder) or founded_here(own, options.data_dir),
+    )
     workload = load_workload(own.workload.name, own.workload.options, options.data)
     if options.tasks:
+        if not isinstance(workload, ExportingWorkload):
+            raise _no_language_model(own)
+        check_harness()
         _show_scores(_scores(workload, own, folder, digest, options), round, digest, as_json=options.as_json)
         return
     loss = evaluate_by_workload(workload, own, folder, device=options.device)
     if options.as_json:
-        typer.echo(json.dumps({"round": round, "digest": digest, "metric": workload.metric, "loss": loss}))
+        told = {"round": round, "digest": digest, "metric": workload.metric, "loss": loss, "data": options.data}
+        typer.echo(json.dumps(told))
     else:
-        typer.echo(f"{number(loss)} {in_one_line(workload.metric)}: round {round}, digest {digest[:16]}…")
+        held_out = "the workload's default data, as no --data is given" if options.data is None else options.data
+        typer.echo(
+            f"{number(loss)} {in_one_line(workload.metric)}: round {round}, digest {digest[:16]}…, "
+            f"on what is held out of {in_one_line(held_out)}"
+        )
 
 
 def _scores(workload: Workload, own: Manifest, folder: Path, digest: str, options: EvaluateOptions) -> Scores:
@@ -101,11 +118,15 @@ def _scores(workload: Workload, own: Manifest, folder: Path, digest: str, option
         export_by_workload(workload, own, model)
         saved = Path(out) / EXPORT_FOLDER
         if not (saved / "config.json").exists():
-            raise ConfigError(
-                f"--task: workload {in_one_line(own.workload.name)!r} writes no model of transformers, as 'causal-lm' "
-                "does; leave --task out for its held-out loss"
-            )
+            raise _no_language_model(own)
         return evaluate_by_harness(saved, options.tasks, device=str(pick_device(options.device)))
+
+
+def _no_language_model(own: Manifest) -> ConfigError:
+    return ConfigError(
+        f"--task: workload {in_one_line(own.workload.name)!r} writes no model of transformers, as 'causal-lm' does; "
+        "leave --task out for its held-out loss"
+    )
 
 
 def _show_scores(scores: Scores, round: int, digest: str, *, as_json: bool) -> None:

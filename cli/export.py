@@ -42,7 +42,12 @@ def export(options: ExportOptions) -> None:
     own, round, digest = check_state(options.checkpoint, expected, nothing=NOTHING)
     model = export_model(options.checkpoint, options.out, digest=digest, force=options.force)
     typer.echo(f"wrote {model}: round {round}, digest {digest[:16]}…")
-    if _export_own_format(own, model, options):
+    try:
+        beside = _export_own_format(own, model, options)
+    except ConfigError as error:
+        name = in_one_line(own.workload.name)
+        raise ConfigError(f"{error}; for the format of {name!r} beside it, export again with --force") from None
+    if beside:
         typer.echo(f"wrote the format of {in_one_line(own.workload.name)!r} beside it")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -60,7 +61,7 @@ class InitOptions:
     ] = None
     seats: Annotated[
         int | None,
-        Option("--seats", help="How many contribute to a round at most; the others follow, and take turns."),
+        Option("--seats", help="How many contribute to a round at most; who trains beside them waits for its seat."),
     ] = None
     output: Annotated[Path, Option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
         "swarm.toml"
@@ -72,6 +73,7 @@ def init(options: InitOptions) -> None:
     """Found a swarm: make this node's keys and write a commented manifest for all its members."""
     from shoal.node.founded import remember
     from shoal.node.state.store import write_atomically
+    from shoal.node.workload import missing_module
 
     _refuse_to_overwrite(options)
     _check_workload(options.workload)
@@ -85,14 +87,19 @@ def init(options: InitOptions) -> None:
     authority = Identity.load_or_create(options.data_dir / AUTHORITY_KEY_NAME)
     manifest = found(options, node, authority)
     voting = _voting_told(options, manifest)
-    write_atomically(options.output, render_manifest(manifest).encode())
+    write_atomically(options.output, render_manifest(manifest, option_lines=_option_lines(manifest)).encode())
     kept = ":" not in options.workload or remember(manifest, node.peer_id)
     typer.echo(
         f"wrote {options.output}: swarm {manifest.swarm_id.hex()[:16]}…, founded by {node.peer_id}\n"
         f"its authority key is {options.data_dir / AUTHORITY_KEY_NAME}; back it up, it is what rebases the swarm\n"
         f"{voting}"
-        f"next: read {options.output}, then `{_next_command(options, kept=kept)}`"
+        f"{_tasks_told(manifest)}"
+        f"next: read {options.output}, then {_next(options, kept=kept)}"
     )
+    if (missing := missing_module(options.workload)) is not None:
+        typer.echo(
+            f"note: there is no module {missing!r} here; `shoal run` wants it where it starts, or installed", err=True
+        )
 
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
@@ -119,7 +126,7 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
         "sync": {"strategy": options.strategy, **({} if implied else {"inner_steps": inner_steps})},
     }
     if shares:
-        tables["rollouts"] = DEFAULT_ROLLOUTS
+        tables["rollouts"] = {**DEFAULT_ROLLOUTS, **({"images": True} if averages else {})}
         tables["inner"] = {"lr": DEFAULT_LEARNING_RATE}
     if options.optimizer is not None:
         if shares or options.workload == OWN_LOOP:
@@ -136,6 +143,18 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     if options.faults is not None:
         tables["agreement"] = {"faults": options.faults}
     return validate_manifest(tables, source="the new manifest")
+
+
+def _option_lines(manifest: Manifest) -> list[str]:
+    """Comments that name the options of an installed workload; none for code, or where what it needs is not here."""
+    from shoal.node.loops.loop_messages import OWN_LOOP
+    from shoal.node.workloads.default_options import option_lines
+
+    name = manifest.workload.name
+    try:
+        return [] if ":" in name or name == OWN_LOOP else option_lines(name)
+    except ConfigError:
+        return []
 
 
 def _voting_told(options: InitOptions, manifest: Manifest) -> str:
@@ -174,6 +193,26 @@ def _check_workload(name: str) -> None:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"installed are {', '.join(known)}"
     raise ConfigError(f"--workload: {name!r} is not installed here; {hint}")
+
+
+def _tasks_told(manifest: Manifest) -> str:
+    """Line for a founder whose tasks cannot be made with what is installed; else empty."""
+    from shoal.node.sapo.gym_families import OFFERED
+
+    tasks = () if manifest.rollouts is None else manifest.rollouts.tasks
+    lacking = any(task.family in OFFERED for task in tasks) and find_spec("reasoning_gym") is None
+    return "its tasks are reasoning-gym's, which is not installed: pip install 'shoal[rl]'\n" if lacking else ""
+
+
+def _next(options: InitOptions, *, kept: bool) -> str:
+    """Return the rest of the line of what comes next. kept: see `_next_command`."""
+    from shoal.node.loops.loop_messages import OWN_LOOP, join_call
+
+    command = f"`{_next_command(options, kept=kept)}`"
+    if options.workload != OWN_LOOP:
+        return command
+    call = join_call(str(options.output), options.data_dir)
+    return f"start your training loop with {call}, which starts the node as well; {command} starts it alone"
 
 
 def _next_command(options: InitOptions, *, kept: bool) -> str:

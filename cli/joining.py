@@ -1,8 +1,8 @@
 """`shoal run 'shoal:…'`, or `shoal run -`: from a swarm link to the manifest and the members to join.
 
-The manifest comes from any member that the link names and is checked against its SwarmId; it can name only workloads
-that are installed here or that the user allows. A data folder that is of this swarm already has the manifest, and no
-member has to be reached for it.
+The manifest comes from any member that the link names, or that is found on the local network, and is checked against
+its SwarmId; it can name only workloads that are installed here or that the user allows. A data folder that is of this
+swarm already has the manifest, and no member has to be reached for it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,24 @@ def read_link(source: TextIO) -> str:
 
 
 def follow_link(
-    text: str, *, data_dir: Path, join: Sequence[str], entry_points: Collection[str], allowed: Collection[str]
+    text: str,
+    *,
+    data_dir: Path,
+    join: Sequence[str],
+    entry_points: Collection[str],
+    allowed: Collection[str],
+    locally: bool = True,
 ) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest of the link's swarm, and the addresses to join, those of `join` included.
 
-    An invite and a checkpoint are kept in the data folder. Raises ConfigError for a link that is damaged or for another
-    node, a data folder of another swarm, a workload that is not installed; NetworkError if no member gives the
-    manifest.
+    locally: whether members are looked for on the local network too. An invite and a checkpoint are kept in the data
+    folder. Raises ConfigError for a link that is damaged or for another node, a data folder of another swarm, a
+    workload that is not installed; NetworkError if no member gives the manifest.
     """
     link = parse_link(text)
     addresses = tuple(dict.fromkeys((*link.addresses, *join)))
     asked = SwarmLink(swarm=link.swarm, addresses=addresses, invite=link.invite)
-    manifest = _kept(link, data_dir) or _fetched(asked)
+    manifest = _kept(link, data_dir) or _fetched(asked, locally=locally)
     check_workload_allowed(manifest.workload, entry_points=entry_points, allowed=allowed)
     if link.invite is not None:
         peer = Identity.load_or_create(data_dir / NODE_KEY_NAME).peer_id
@@ -73,10 +79,13 @@ def _kept(link: SwarmLink, data_dir: Path) -> Manifest | None:
     return manifest
 
 
-def _fetched(link: SwarmLink) -> Manifest:
+def _fetched(link: SwarmLink, *, locally: bool) -> Manifest:
     with importing():
         import trio
 
         from shoal.swarm.manifest_exchange import fetch_manifest
+        from shoal.swarm.rendezvous.mdns import LocalDiscovery
 
-    return trio.run(partial(fetch_manifest, link, on_wait=log.info))
+    nobody = Identity.generate().peer_id
+    finding = LocalDiscovery(peer=nobody, swarm_id=link.swarm.hex(), addresses=None) if locally else None
+    return trio.run(partial(fetch_manifest, link, on_wait=log.info, locally=finding))

@@ -19,11 +19,12 @@ from shoal.node.discovery.credentials import authority_key, revoke
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.option import Option
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
+from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite, parse_holder, when
 from shoal.protocol.manifest import load_manifest
-from shoal.protocol.swarm_link import LinkInvite, SwarmLink, format_link, join_line, parse_link
+from shoal.protocol.swarm_link import OWN_DATA, LinkInvite, SwarmLink, format_link, join_line, parse_link
 
 LINK_DEADLINE_S = 10.0
 LIFETIME_LIMIT_DAYS = 3650
@@ -35,12 +36,22 @@ _UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
 
 class LinkReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The node's reply: its link, and whether that alone lets a stranger in. workload: "" from an older node."""
+    """The node's reply: its link, and whether that alone lets a stranger in. workload: "" from an older node.
+
+    data: whether it was started with --data.
+    """
 
     link: str
     admits: bool
     admission: str
     workload: str = ""
+    data: bool = False
+
+
+ONE_MEMBER = (
+    "it names this node alone, which whoever joins from elsewhere needs, at this port, which --listen keeps over "
+    "restarts; make another line once others are linked"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +79,19 @@ def link(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     It can be pasted in a shell as it stands; a training loop of one's own takes it as well, in place of a manifest.
     """
     reply = _ask_link(data_dir)
-    typer.echo(join_line(reply.link, reply.workload))
+    typer.echo(join_line(reply.link, reply.workload, data=reply.data))
     if not reply.admits:
         how = "names who may join" if reply.admission == "allowlist" else "admits by invite: see `shoal invite`"
         typer.echo(f"note: this link lets in nobody by itself; the swarm's manifest {how}", err=True)
+    if reply.data:
+        typer.echo(
+            "note: this node trains on data that --data names; whoever joins needs a copy, and names it in the place "
+            f"of {OWN_DATA}",
+            err=True,
+        )
     _say_of_code(reply.workload, line=True)
+    if len({parse_address(address).peer for address in parse_link(reply.link).addresses}) == 1:
+        typer.echo(f"note: {ONE_MEMBER}", err=True)
 
 
 def invite(options: InviteOptions) -> None:

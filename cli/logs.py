@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+REPEAT_S = 60.0
+"""A line that says the same as one of this last minute is not shown again."""
+REPEATS_LIMIT = 256
+"""Lines that are remembered for that: the newest."""
 NAMES_LIMIT = 4096
 """Peers whose names are kept: the newest."""
 
@@ -95,6 +100,27 @@ def _traceback(record: logging.LogRecord) -> str:
     return "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
 
 
+class Repeats(logging.Filter):
+    """Lets one record of a minute through where an attempt that is made again and again says the same each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """True for what is to be shown: warnings and errors always."""
+        if record.levelno != logging.INFO:
+            return True
+        line = record.name, record.getMessage()
+        if 0 <= record.created - self._shown.get(line, -math.inf) < REPEAT_S:
+            return False
+        self._shown.pop(line, None)
+        if len(self._shown) >= REPEATS_LIMIT:
+            del self._shown[next(iter(self._shown))]
+        self._shown[line] = record.created
+        return True
+
+
 class ConsoleHandler(logging.Handler):
     """Prints records through the console of a live display, which keeps its place below them."""
 
@@ -122,6 +148,8 @@ def configure(*, log_format: str, level: str, console: Console | None) -> None:
     known.own, known.names = "", {}
     handler: logging.Handler = logging.StreamHandler() if console is None else ConsoleHandler(console)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(brief=console is not None))
+    if level != "debug":
+        handler.addFilter(Repeats())
     root = logging.getLogger()
     for old in [old for old in root.handlers if isinstance(old.formatter, TextFormatter | JsonFormatter)]:
         root.removeHandler(old)

@@ -15,6 +15,7 @@ import typer
 
 from shoal.node.option import Option, option_of
 from shoal.node.options import PANELS, TRAINING, WATCHING
+from shoal.protocol.strategies.table import STRATEGIES
 
 NODE_KEY_NAME = "node.key"
 AUTHORITY_KEY_NAME = "authority.key"
@@ -28,7 +29,7 @@ AllowWorkload = Annotated[
         panel=TRAINING,
     ),
 ]
-Strategy = Annotated[str, Option("--strategy", help="How nodes synchronise.")]
+Strategy = Annotated[str, Option("--strategy", help=f"How nodes synchronise: {', '.join(STRATEGIES)}.")]
 Withdraw = Annotated[bool, Option("--withdraw", help="Take back what was ordered before.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON document on stdout.")]
 LogFormat = Annotated[

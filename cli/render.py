@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.cli import logs
@@ -27,13 +28,17 @@ from shoal.node.outcome import (
     PeerChanged,
     PhaseChanged,
     Progress,
+    Progressed,
     RoundCertified,
     RoundShared,
     RoundStepped,
     StateFetched,
+    StepsMade,
+    TakesPart,
     TrainerTraceback,
+    is_held_out,
 )
-from shoal.node.peer_facts import Outlier, PeerFacts, PeerSummary
+from shoal.node.peer_facts import ABSENT, Outlier, PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
 from shoal.protocol.names import THIS_NODE, by_name, short, with_id
 from shoal.protocol.seats import turn_text
@@ -43,6 +48,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TRACEBACK_LIMIT_LINES = 200
+SHARED_S = 30.0
+"""A sampler ends several rounds a second."""
+MISSING_NAMED = 3
+"""Members that did not contribute to a round are named where they are so few."""
 SHOWN_LIMIT = 24
 """Lines of one kind in a status, members among them."""
 TROUBLE = ("gone", "silent")
@@ -51,6 +60,9 @@ ALL_PEERS = "`shoal status --peers` lists all that this node knows"
 
 log = logging.getLogger("shoal.progress")
 
+LONG_ROUND_S = 60.0
+LONG_FETCH_S = 10.0
+"""A round, or a fetch, of which nothing was logged for so long has a line that says how far it is."""
 PHASES = ("train", "plan", "reduce", "certify")
 """Of a round, in order."""
 
@@ -89,11 +101,15 @@ def _show_nothing(text: str, share: float | None = None) -> None:
 class RunProgress:
     """Tells how a run of a node goes on: what is worth keeping in the log, what passes in the live line."""
 
-    def __init__(self, show_now: ShowNow) -> None:
+    def __init__(self, show_now: ShowNow, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._show_now = show_now
+        self._clock = clock
+        self._logged_at = clock()
+        self._counts = False
         self._phase = ""
         self._certified = ""
         self._peers = PeerLines()
+        self._shared = SharedRounds()
 
     def __call__(self, event: Progress) -> None:
         """Take one event; never blocks for long, never raises."""
@@ -101,27 +117,55 @@ class RunProgress:
             case PhaseChanged():
                 self._phase = event.phase
                 self._show_phase(event.round)
+                self._log_after(LONG_ROUND_S, f"round {event.round}: {event.phase}")
             case StateFetched():
-                text = f"fetching the swarm's state: {event.done_chunks} of {event.total_chunks} chunks"
-                self._show_now(text, event.done_chunks / max(event.total_chunks, 1))
+                text = _fetched(event.done_bytes, event.total_bytes)
+                self._show_now(text, event.done_bytes / max(event.total_bytes, 1))
+                self._log_after(LONG_FETCH_S, text)
+            case StepsMade():
+                text = f"round {event.round}: step {event.step} of {event.steps}"
+                self._show_now(f"{text}{self._certified}", event.step / event.steps)
+                self._log_after(LONG_ROUND_S, text)
+            case TakesPart():
+                self._tell_of_part(event)
             case RoundCertified():
-                self._certified = f" · round {event.round} was certified{losses(event.loss, event.held_out)}"
+                self._logged_at = self._clock()
+                self._certified = f" · round {event.round} was certified{_losses_of(event)}"
                 logs.context.round = event.round
                 for line in (*self._peers.late(time.monotonic()), certified_line(event)):
                     log.info("%s", line)
                 self._show_phase(event.round + 1)  # a node that is alone begins it in the phase in which it was
             case RoundStepped():
+                self._logged_at = self._clock()
                 log.info("%s", stepped_line(event))
             case RoundShared():
-                log.info("%s", shared_line(event))
+                for line in self._shared.take(event, time.monotonic()):
+                    log.info("%s", line)
             case Notice():
                 log.warning("%s", event.text)
+            case Progressed():
+                log.info("%s", event.text)
             case PeerChanged():
                 self._tell_of_peer(event)
             case TrainerTraceback():
                 log.error("the workload failed: %s", event.summary)
                 for line in event.traceback.splitlines()[-TRACEBACK_LIMIT_LINES:]:
                     log.error("  %s", line)
+
+    def _log_after(self, seconds: float, text: str) -> None:
+        """Have a line in the log where none of its kind came for so long: nobody shall take a node for stuck."""
+        if self._clock() >= self._logged_at + seconds:
+            self._logged_at = self._clock()
+            log.info("%s", text)
+
+    def _tell_of_part(self, event: TakesPart) -> None:
+        """Say in which round the work of a node begins to count, as long as it does not."""
+        self._logged_at = self._clock()
+        if event.counts_from > event.round:
+            log.info("new in round %d: this node's work counts from round %d on", event.round, event.counts_from)
+        elif not self._counts:
+            log.info("this node's work counts from round %d on", event.round)
+        self._counts = event.counts_from == event.round
 
     def _tell_of_peer(self, event: PeerChanged) -> None:
         logs.known.note(event.peer, event.name)
@@ -133,6 +177,8 @@ class RunProgress:
 
     def end(self, outcome: Outcome) -> None:
         """Say how it ended, and what comes next; a failure has said so."""
+        for line in self._shared.rest():
+            log.info("%s", line)
         if outcome is Outcome.DONE:
             log.info("done; `shoal run` with the same --data-dir goes on, `shoal export` takes the model away")
         elif outcome in (Outcome.LEFT, Outcome.INTERRUPTED):
@@ -147,14 +193,21 @@ class RunProgress:
 
 
 def certified_line(event: RoundCertified) -> str:
-    """`round 3 certified: 4 of 5 contributed, training loss 1.235, held-out 1.302 (round 2), 8.1 s`."""
+    """`round 3 certified: 4 of 5 contributed, without m3, training loss 1.235, held-out 1.302 (round 2), 8.1 s`."""
     who = who_contributed(event.contributors, event.members)
-    return f"round {event.round} certified: {who}{losses(event.loss, event.held_out)}, {event.seconds:.1f} s"
+    if 0 < len(event.missing) <= MISSING_NAMED:
+        who += f", without {' and '.join(event.missing)}"
+    return f"round {event.round} certified: {who}{_losses_of(event)}, {event.seconds:.1f} s"
 
 
-def losses(training: float | None, held_out: HeldOut | None = None) -> str:
-    """The losses that are known, each by its own word, behind a comma."""
-    parts = [] if training is None else [f"training loss {figure(training)}"]
+def _losses_of(event: RoundCertified) -> str:
+    return losses(event.loss, event.held_out, event.loss_metric)
+
+
+def losses(training: float | None, held_out: HeldOut | None = None, loss_metric: str = "") -> str:
+    """The losses that are known, each by its own word, behind a comma. loss_metric: what that of training is in."""
+    unit = "" if held_out is None else own_unit(loss_metric, held_out.metric)
+    parts = [] if training is None else [f"training loss {figure(training)}{unit}"]
     if held_out is not None:
         parts.append(f"held-out {figure(held_out.value)} (round {held_out.round})")
     return "".join(f", {part}" for part in parts)
@@ -166,11 +219,36 @@ def stepped_line(event: RoundStepped) -> str:
     return f"round {event.round} done: {who}{losses(event.loss)}, {event.seconds:.1f} s"
 
 
-def shared_line(event: RoundShared) -> str:
-    """`round 3 done: reward 0.231, 4 own groups and 4 of others, 1.2 s`."""
-    reward = "" if event.reward is None else f"reward {event.reward:.3f}, "
-    groups = f"{count(event.own, 'own group')} and {event.external} of others"
-    return f"round {event.round} done: {reward}{groups}, {event.seconds:.1f} s"
+class SharedRounds:
+    """Lines about an agent's rounds: one at once, then one each SHARED_S for all that ended meanwhile."""
+
+    def __init__(self) -> None:
+        self._untold: list[RoundShared] = []
+        self._told_at = -math.inf
+
+    def take(self, event: RoundShared, now: float) -> list[str]:
+        """The lines that this round makes; now: seconds of one clock."""
+        self._untold.append(event)
+        if now - self._told_at < SHARED_S:
+            return []
+        self._told_at = now
+        return self.rest()
+
+    def rest(self) -> list[str]:
+        """The line for what was not told yet, if there is anything."""
+        untold, self._untold = self._untold, []
+        return [shared_line(untold)] if untold else []
+
+
+def shared_line(events: Sequence[RoundShared]) -> str:
+    """`rounds 3 to 9 done: reward 0.231, 28 own groups and 4 of others, 31.2 s`; the reward is the mean of the own."""
+    own, seconds = sum(event.own for event in events), sum(event.seconds for event in events)
+    earned = math.fsum(event.own * event.reward for event in events if event.reward is not None)
+    reward = f"reward {earned / own:.3f}, " if own else ""
+    groups = f"{count(own, 'own group')} and {sum(event.external for event in events)} of others"
+    first, last = events[0].round, events[-1].round
+    which = f"round {last}" if first == last else f"rounds {first} to {last}"
+    return f"{which} done: {reward}{groups}, {seconds:.1f} s"
 
 
 def print_status(status: Status) -> None:
@@ -222,7 +300,8 @@ def status_lines(status: Status) -> list[str]:
         ("swarm", status.swarm_id),
         *(("address", address) for address in status.addresses),
         *(() if status.dashboard is None else (("page", status.dashboard_link or status.dashboard),)),
-        ("phase", status.phase),
+        ("phase", phase_told(status)),
+        *(() if status.counts_from is None else (("counts", f"its work, from round {status.counts_from} on"),)),
         *(() if not status.why_paused else (("paused", status.why_paused),)),
         *(() if status.turn_in_rounds is None else (("seat", turn_text(status.turn_in_rounds)),)),
         *(() if status.abstains is None else (("help", by_name(status.abstains, status.names, own=status.peer_id)),)),
@@ -231,12 +310,19 @@ def status_lines(status: Status) -> list[str]:
         ("loss", losses_told(status) or "–"),
         ("speed", _speed(status)),
         ("bytes", f"{quantity(status.bytes.sent, 'B')} sent, {quantity(status.bytes.received, 'B')} received"),
+        *(("fetched", told) for told in filter(None, [fetched_told(status)])),
         *(("caps", caps) for caps in filter(None, [caps_told(status)])),
     ]
     lines = [f"{name:<10} {in_one_line(value)}" for name, value in facts] + rollout_lines(status)
     lines += sample_lines(status) + peer_lines(status)
     lines += voter_lines(status) + settings_lines(status) + ban_lines(status)
     return lines + rollback_lines(status) + missing_lines(status)
+
+
+def fetched_told(status: Status) -> str:
+    """States and finals, images of policies and their changes, that came from others, in words; empty without any."""
+    found = sorted(status.fetched.items())
+    return ", ".join(f"{what} {one.times} ({quantity(one.bytes, 'B')})" for what, one in found)
 
 
 def caps_told(status: Status) -> str:
@@ -262,11 +348,13 @@ def peer_lines(status: Status) -> list[str]:
 
 
 def peer_counts(known: PeerSummary) -> str:
-    """`1,001 known, 971 alive: 898 training, 31 joining; 32 of them follow, 23 are behind`."""
-    states = ", ".join(f"{number:,} {state}" for state, number in known.states.items())
-    ways = [(known.following, "follow" if known.following != 1 else "follows"), (known.behind, "behind")]
+    """`1,001 known, 971 alive: 940 training, 31 joining; 30 gone; 32 not members, 23 behind`: the alive sum to that."""
+    absent = {state: number for state, number in known.states.items() if state in ABSENT}
+    states = ", ".join(f"{number:,} {state}" for state, number in known.states.items() if state not in absent)
+    others = ", ".join(f"{number:,} {state}" for state, number in absent.items())
+    ways = [(known.following, "not members" if known.following != 1 else "not a member"), (known.behind, "behind")]
     more = ", ".join(f"{number:,} {what}" for number, what in ways if number)
-    return f"{known.known:,} known, {known.alive:,} alive: {states}" + (f"; {more}" if more else "")
+    return f"{known.known:,} known, {known.alive:,} alive: {'; '.join(filter(None, (states, others, more)))}"
 
 
 def _speed_texts(known: PeerSummary, status: Status) -> list[tuple[str, str]]:
@@ -315,17 +403,42 @@ def _few(lines: Sequence[str]) -> list[str]:
 
 def _speed(status: Status) -> str:
     blocked = "" if status.blocked_fraction is None else f", {status.blocked_fraction:.1%} of the time blocked"
-    return f"{figure(status.tokens_per_s)} tokens/s{blocked}"
+    return f"{speed_told(status.tokens_per_s).removeprefix('speed ')}{blocked}"
+
+
+def speed_told(tokens_per_s: float | None) -> str:
+    """`1,235 tokens/s`; a node that has measured none does not say 0."""
+    return "speed not measured yet" if tokens_per_s is None else f"{figure(tokens_per_s)} tokens/s"
+
+
+def phase_told(status: Status) -> str:
+    """`train, step 40 of 100`, or how much of the state is here: the phase, and how far it is where that is known."""
+    if status.phase == "train" and status.step is not None and status.steps is not None:
+        return f"{status.phase}, step {status.step} of {status.steps}"
+    if status.fetched_bytes is not None and status.state_bytes is not None:
+        return f"{status.phase}, {_fetched(status.fetched_bytes, status.state_bytes)}"
+    return status.phase
+
+
+def _fetched(done_bytes: int, total_bytes: int) -> str:
+    return f"fetching the swarm's state: {quantity(done_bytes, 'B')} of {quantity(total_bytes, 'B')}"
 
 
 def losses_told(status: Status) -> str:
     """`held-out 1.235 bits per byte; training 1.302`: which of the two a number is, is said. Empty if none is known."""
     parts = []
-    if status.loss is not None and status.metric != TRAINING_LOSS:
+    if status.loss is not None and is_held_out(status.metric):
         parts.append(f"held-out {figure(status.loss)} {status.metric.removeprefix(HELD_OUT_LOSS)}".rstrip())
     if status.train_loss is not None:
-        parts.append(f"training {figure(status.train_loss)}")
+        named = "" if status.train_metric in (TRAINING_LOSS, HELD_OUT_LOSS) else f" {status.train_metric}".rstrip()
+        unit = own_unit(status.train_metric, status.metric) if parts else named
+        parts.append(f"training {figure(status.train_loss)}{unit}")
     return "; ".join(parts)
+
+
+def own_unit(loss_metric: str, metric: str) -> str:
+    """Note behind a training loss that stands beside a held-out one of another unit: nobody shall compare the two."""
+    return "" if loss_metric == metric else " in a unit of its own"
 
 
 def rollout_lines(status: Status) -> list[str]:
@@ -344,6 +457,7 @@ def rollout_lines(status: Status) -> list[str]:
         f"after {count(known.held_out_round, 'round')}"
     )
     return [
+        *([f"agent      {in_one_line(known.teaching)}"] if known.teaching else []),
         f"reward     {figure(known.reward)} ({known.role}){held_out}",
         f"groups     {known.made} made, {pulled}",
         f"refused    {reasons or 'nothing'}",
@@ -432,9 +546,9 @@ def missing_lines(status: Status) -> list[str]:
         effect = (
             f"rounds {wait} for {quorum}, {here} of {count(voters, 'voter')} here; this node trains on alone meanwhile"
         )
-    who = "this node" if len(status.missing) == 1 else "these nodes"
+    one = len(status.missing) == 1
+    remedy = f"start {'the missing one' if one else 'those that are missing'} again where {'it' if one else 'they'} ran"
     lines = _few([f"missing    {_who(peer, status)}" for peer in status.missing])
-    remedy = f"start {who} again, `shoal run` with the same --data-dir"
     if not enough and status.long_missing:
         gone = " ".join(in_one_line(peer) for peer in status.long_missing)
         remedy += f"; silent for an hour, and if gone for good: `shoal rebase --forget {gone}` with the authority's key"

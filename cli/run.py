@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from shoal.cli.open_files import allow_files
 from shoal.cli.options import NODE_KEY_NAME, AllowWorkload, ProgressOptions
 from shoal.cli.render import RunProgress, progress_display
 from shoal.node.founded import founded_here
-from shoal.node.loops.loop_messages import OWN_LOOP
+from shoal.node.loops.loop_messages import OWN_LOOP, join_call
 from shoal.node.option import check_options, given_options
 from shoal.node.options import SHARING, NodeConfig, NodeOptions
 from shoal.node.outcome import Outcome, Progress
@@ -31,6 +32,9 @@ from shoal.protocol.manifest_workload import check_workload_allowed
 from shoal.protocol.swarm_link import link_in
 
 FROM_STDIN = "-"
+MANIFEST_NAME = "swarm.toml"
+
+log = logging.getLogger("shoal.progress")
 
 EXIT_CODES = {Outcome.DONE: 0, Outcome.LEFT: 0, Outcome.FAILED: 1, Outcome.INTERRUPTED: 130}
 
@@ -66,9 +70,21 @@ def run(options: RunOptions) -> None:
         if options.log_format == "json":
             logs.context.peer = Identity.load_or_create(options.data_dir / NODE_KEY_NAME).peer_id
         progress = RunProgress(show_now)
+        if (
+            config.manifest.workload.name == OWN_LOOP and not config.loop_patience_s
+        ):  # a loop that starts a node gives it
+            log.info("%s", waiting_line(options))
         outcome = run_to_end(config, progress)
         progress.end(outcome)
     raise typer.Exit(EXIT_CODES[outcome])
+
+
+def waiting_line(options: RunOptions) -> str:
+    """Return the line for the user of a node that a training loop has to attach to."""
+    text = str(options.manifest)
+    by_link = text == FROM_STDIN or link_in(text) is not None
+    swarm = str(options.data_dir / MANIFEST_NAME) if by_link else text
+    return f"this node waits for a training loop: {join_call(swarm, options.data_dir)} attaches one"
 
 
 def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> Outcome:
@@ -137,7 +153,12 @@ def _swarm_of(options: RunOptions, *, entry_points: tuple[str, ...]) -> tuple[Ma
     link = read_link(sys.stdin) if text == FROM_STDIN else link_in(text)
     if link is not None:
         return follow_link(
-            link, data_dir=options.data_dir, join=options.join, entry_points=entry_points, allowed=allowed
+            link,
+            data_dir=options.data_dir,
+            join=options.join,
+            entry_points=entry_points,
+            allowed=allowed,
+            locally=options.mdns,
         )
     manifest = load_manifest(options.manifest)
     check_workload_allowed(

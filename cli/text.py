@@ -26,9 +26,9 @@ def quantity(value: float, unit: str) -> str:
     raise AssertionError("the last prefix takes what is left")
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def number(value: float | None) -> str:
     """`value`, or a dash if there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
+    return "–" if value is None else f"{value:.4f}"
 
 
 def figure(value: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ def uninstall(
     What Shoal did not write stays. Let a node that runs here leave first: `shoal leave`. A founder's authority key
     alone can rebase its swarm, shut nodes out and invite some; take care of it before it is removed.
     """
-    from shoal.node.remains import find_remains, others_in, remove_remains
+    from shoal.node.remains import find_remains, others_in, removal_of_program, remove_remains, set_up_beside
 
     if keys and not remove:
         raise ConfigError("--keys is of use with --remove only: `shoal uninstall --remove --keys`")
@@ -40,4 +39,6 @@ def uninstall(
         typer.echo(f"remove it: `shoal uninstall --remove{where}`, with --keys the keys too")
     if not found and not remove:
         typer.echo(f"nothing of Shoal's lies in {data_dir}")
-    typer.echo(f"the program goes with `{sys.executable} -m pip uninstall shoal shoal-lab`")
+    for path, removal in set_up_beside():
+        typer.echo(f"set up beside it, and stays: {escaped(str(path))}; remove it: `{removal}`")
+    typer.echo(f"the program goes with {removal_of_program()}")

@@ -49,9 +49,10 @@ def verify(options: VerifyOptions) -> None:
 
     toml = options.checkpoint / "swarm.toml"
     strategy = load_manifest(toml).strategy if toml.exists() else None
-    if strategy is not None and strategy.exchanges_models:
+    if strategy is not None and not strategy.certifies:
+        what = "a policy" if strategy.shares_rollouts else "a state"
         raise ConfigError(
-            f"with strategy {strategy.name} nothing is certified; `shoal export` checks whether a state is whole"
+            f"with strategy {strategy.name} nothing is certified; `shoal export` checks whether {what} is whole"
         )
     report = check_checkpoint(options.checkpoint, expected=expected_manifest(options.manifest))
     if options.as_json:
@@ -86,7 +87,7 @@ def check_state(folder: Path, expected: Manifest | None, *, nothing: str) -> tup
         return own, header.round, header.digest.hex()
     report = check_checkpoint(folder, expected=expected)
     if report.digest is None or report.round is None or not report.state_ok:
-        raise ConfigError(f"{nothing}: {report.error}; take another checkpoint")
+        raise ConfigError(f"{nothing}: {report.error}")
     return load_manifest(toml), report.round, report.digest
 
 

@@ -26,6 +26,7 @@ from shoal.cli.render import (
     peer_counts,
     rollout_lines,
     sample_text,
+    speed_told,
 )
 from shoal.cli.text import figure, in_one_line, quantity
 from shoal.node.control_client import MemberStatus, Status, request
@@ -102,7 +103,7 @@ class Picture:
         told = losses_told(known)
         loss = f" · {in_one_line(told)}" if told else ""
         term = "" if known.term == "0.0" else f" of term {in_one_line(known.term)}"
-        speed = f"{figure(known.tokens_per_s)} tokens/s"
+        speed = speed_told(known.tokens_per_s)
         turn = "" if known.turn_in_rounds is None else f" · {turn_text(known.turn_in_rounds)}"
         return f"round {known.round + 1}{term} · {in_one_line(known.phase)}{turn}{loss} · {speed}"
 

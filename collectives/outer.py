@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
@@ -31,6 +32,7 @@ from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.memory import VectorPool, own_array
+from shoal.collectives.policy_image import image_of
 from shoal.collectives.state import (
     ADAMW_KINDS,
     NESTEROV_KINDS,
@@ -68,13 +70,14 @@ class OuterSettings:
     """Learning rate and momentum of the outer step, and in how many fragments it is made, one a round.
 
     `lr=1, momentum=0` just takes the mean update. adamw: the settings of the step where it is AdamW, of which lr and
-    momentum are no part; there is one fragment then.
+    momentum are no part; there is one fragment then. imaged: whether digests cover states' images.
     """
 
     lr: float = 0.7
     momentum: float = 0.9
     fragments: int = 1
     adamw: InnerSection | None = None
+    imaged: bool = False
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
@@ -83,7 +86,8 @@ class OuterSettings:
         step = sync.outer_step
         if isinstance(step, AdamW):
             return cls(adamw=manifest.inner)
-        return cls(lr=step.lr, momentum=step.momentum, fragments=sync.fragments)
+        imaged = manifest.rollouts is not None and manifest.rollouts.images
+        return cls(lr=step.lr, momentum=step.momentum, fragments=sync.fragments, imaged=imaged)
 
     @property
     def kinds(self) -> tuple[StateKind, ...]:
@@ -140,8 +144,8 @@ class NextState:
         header: Callable[[], StateHeader] | None = None,
     ) -> None:
         check_grid(state, grid)
-        if state.kinds != settings.kinds:
-            raise LocalError(f"a state of {', '.join(state.kinds)} is not one of this outer optimizer")
+        if state.kinds != settings.kinds or state.imaged != settings.imaged:
+            raise LocalError(f"a state of {', '.join(state.kinds)} is not one of this outer optimizer, or its images")
         self.base = state
         self._settings = settings
         self._grid = grid
@@ -151,7 +155,8 @@ class NextState:
         self._made = {kind: vectors.take(state.numel) for kind in state.kinds}
         self._made_from: dict[int, tuple[FinalChunk, AdamWFactors | None]] = {}
         self._squares: dict[int, tuple[FinalChunk, float]] = {}
-        self._hashes: list[tuple[bytes, ...]] = [(b"",) * len(state.kinds)] * grid.chunks
+        self._hashes: list[tuple[bytes, ...]] = [(b"",) * (len(state.kinds) + 1)] * grid.chunks
+        """Of each chunk those of its vectors, and of its image where the state is imaged."""
         reduced = set(self._chunks)
         self._rest = [chunk for chunk in range(grid.chunks) if chunk not in reduced]
         self._chunk_locks = [threading.Lock() for _ in range(grid.chunks)]
@@ -215,6 +220,7 @@ class NextState:
             anchor=self._hashes_of(StateKind.ANCHOR),
             momentum=self._hashes_of(StateKind.MOMENTUM),
             second_moment=self._hashes_of(StateKind.SECOND_MOMENT),
+            image=b"".join(hashes[-1] for hashes in self._hashes) if state.imaged else msgspec.UNSET,
         )
 
     def _check_follows(self, plan: Plan) -> None:
@@ -303,7 +309,7 @@ class NextState:
         check_denormals()
         if how.plain:
             return self._make_buffers(chunk, how, final)
-        hashers = [blake3() for _ in self._made]
+        hashers, of_image = [blake3() for _ in self._made], blake3()
         for start, stop in self._spans(chunk, SPAN_VALUES):
             update = self._decode(chunk, how, final, start, stop)
             made = [vector[start:stop] for vector in self._made.values()]
@@ -315,7 +321,9 @@ class NextState:
                 adamw_step(moments, update, factors, (made[0], made[1], made[2]), _own.more[: stop - start])
             for hasher, vector in zip(hashers, made, strict=True):
                 hasher.update(vector.data.cast("B"))
-        return tuple(hasher.digest() for hasher in hashers)
+            if self.base.imaged:
+                of_image.update(image_of(made[0]).data)
+        return (*(hasher.digest() for hasher in hashers), of_image.digest())
 
     def _make_buffers(self, chunk: int, how: Codec, final: FinalChunk) -> tuple[bytes, ...]:
         here = slice(*self._grid.span(chunk))
@@ -326,14 +334,18 @@ class NextState:
                 how.decode_into(final.encoded, vector[here])
             else:
                 vector[here] = self.base.anchor[here]
-        return tuple(blake3(vector[here].data.cast("B")).digest() for vector in self._made.values())
+        hashes = [blake3(vector[here].data.cast("B")).digest() for vector in self._made.values()]
+        anchor = self._made[StateKind.ANCHOR][here]
+        return (*hashes, blake3(image_of(anchor).data).digest() if self.base.imaged else b"")
 
     def _copy(self, chunk: int, before: StateHeader) -> None:
         """Take over a chunk that the round leaves as it is."""
         here = slice(*self._grid.span(chunk))
         for kind, vector in self._made.items():
             vector[here] = self.base.vector(kind)[here]
-        self._hashes[chunk] = tuple(before.chunk_hash(kind, chunk) for kind in self.base.kinds)
+        hashes = [before.chunk_hash(kind, chunk) for kind in self.base.kinds]
+        image = before.of_image
+        self._hashes[chunk] = (*hashes, b"" if image is None else image.chunk_hash(chunk))
 
     def take(self, header: StateHeader) -> CertifiedState:
         """The state that `complete` gave `header` of. Nothing can be applied any more: its memory is the state's."""
@@ -343,6 +355,7 @@ class NextState:
             round=header.round,
             tokens=header.tokens,
             layout_hash=header.layout,
+            imaged=self.base.imaged,
         )
 
 

@@ -260,7 +260,7 @@ class Reduction:
             owned = final_format.owners[chunk] == self._me and not self._dealt_anew(final_format, chunk)
             if final_format.source(chunk) != me or owned:
                 continue
-            for to in final_format.plan.remaining():
+            for to in final_format.plan.remaining:
                 if to != me and has.get(to, {}).get(chunk) != final.result:
                     self._send(to, FrameKind.FINAL, chunk, final.payload.data)
 

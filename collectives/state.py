@@ -4,11 +4,13 @@ The digest that members vote on is
 
     H("state", canonical([rebases, rollbacks, round, tokens, numel, chunk_values, layout, A, M]))       outer Nesterov
     H("state", canonical([rebases, rollbacks, round, tokens, numel, chunk_values, layout, A, M, V]))    outer AdamW
+    H("imaged state", canonical([rebases, rollbacks, round, tokens, numel, chunk_values, layout, A, M, I]))
 
 with A, M and V the Merkle roots over the BLAKE3 hashes of the anchor's, the momentum's and the second moment's chunks
-(little-endian fp32). Which vectors a state has is the outer optimizer's affair; each is as long as the anchor.
-So whoever trusts a certificate checks a header against its digest, and then each chunk against the header, in any
-order and from any donor; no chunk needs the others.
+(little-endian fp32), and I over those of the anchor's image in bf16 (`policy_image`), in swarms that want it. Which
+vectors a state has is the outer optimizer's affair; each is as long as the anchor. So whoever trusts a certificate
+checks a header against its digest, and then each chunk against the header, in any order and from any donor; no chunk
+needs the others. Who wants the image alone is given the roots A and M, and the hashes of the image's chunks.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.commitment import chunk_hash, merkle_root
 from shoal.collectives.grid import CHUNK_LIMIT_VALUES, Grid
 from shoal.collectives.memory import VectorPool
+from shoal.collectives.policy_image import U8, VALUE_BYTES, image_of, put_values
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import Count, Hash, Message, Term, domain_hash
 from shoal.protocol.wire import HASH_BYTES, canonical
@@ -71,7 +74,7 @@ class CertifiedState:
 
     anchor, momentum: (numel,) float32 in canonical parameter order, contiguous and read-only.
     second_moment: the same, None where the outer optimizer has none. layout_hash: of the names and shapes of the
-    parameters. tokens: trained on so far by certified contributions.
+    parameters. tokens: trained on so far by certified contributions. imaged: its digest covers its image in bf16.
 
     Raises LocalError for arrays of another kind.
     """
@@ -83,15 +86,27 @@ class CertifiedState:
     anchor: F32
     momentum: F32
     second_moment: F32 | None = None
+    imaged: bool = False
 
     @classmethod
-    def initial(cls, anchor: F32, layout_hash: bytes, kinds: Sequence[StateKind] = NESTEROV_KINDS) -> Self:
+    def initial(
+        cls, anchor: F32, layout_hash: bytes, kinds: Sequence[StateKind] = NESTEROV_KINDS, *, imaged: bool = False
+    ) -> Self:
         """S(0) over this anchor, which is frozen: every other vector is zero."""
-        zeros = [frozen(np.zeros_like(anchor)) for _ in kinds[1:]]
-        return cls.of_vectors([frozen(anchor), *zeros], term=Term(), round=0, tokens=0, layout_hash=layout_hash)
+        vectors = [frozen(anchor), *(frozen(np.zeros_like(anchor)) for _ in kinds[1:])]
+        return cls.of_vectors(vectors, term=Term(), round=0, tokens=0, layout_hash=layout_hash, imaged=imaged)
 
     @classmethod
-    def of_vectors(cls, vectors: Sequence[F32], *, term: Term, round: int, tokens: int, layout_hash: bytes) -> Self:
+    def of_vectors(
+        cls,
+        vectors: Sequence[F32],
+        *,
+        term: Term,
+        round: int,
+        tokens: int,
+        layout_hash: bytes,
+        imaged: bool = False,
+    ) -> Self:
         """The state of these vectors, in the order of `StateKind`."""
         anchor, momentum, *others = vectors
         return cls(
@@ -102,6 +117,7 @@ class CertifiedState:
             anchor=anchor,
             momentum=momentum,
             second_moment=others[0] if others else None,
+            imaged=imaged,
         )
 
     def __post_init__(self) -> None:
@@ -142,7 +158,7 @@ class CertifiedState:
 class StateHeader(Message, frozen=True, kw_only=True, dict=True):
     """Header of a state, with all but its values: counters, shape, and the hashes of all chunks, joined in order.
 
-    second_moment: empty where the state has none.
+    second_moment: empty where the state has none. image: left out where the state is not imaged.
     """
 
     term: Term
@@ -154,12 +170,14 @@ class StateHeader(Message, frozen=True, kw_only=True, dict=True):
     anchor: Hashes
     momentum: Hashes
     second_moment: NoHashes = b""
+    image: Hashes | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         expected = HASH_BYTES * -(-self.numel // self.chunk_values)
-        if any(len(self.hashes(kind)) != expected for kind in self.kinds):
+        image = [self.image] if self.image else []
+        if any(len(hashes) != expected for hashes in (*map(self.hashes, self.kinds), *image)):
             raise ValueError("a state header without exactly one hash per chunk")
-        if expected * len(self.kinds) > HASH_BYTES * HEADER_HASHES_LIMIT:
+        if expected * (len(self.kinds) + len(image)) > HASH_BYTES * HEADER_HASHES_LIMIT:
             raise ValueError("a state header of too many chunks")
 
     @property
@@ -175,10 +193,24 @@ class StateHeader(Message, frozen=True, kw_only=True, dict=True):
     @cached_property
     def digest(self) -> bytes:
         """Hash that members vote on; the preimage is at the top of this module."""
-        term = [self.term.rebases, self.term.rollbacks]
-        counters = [self.round, self.tokens, self.numel, self.chunk_values]
         roots = [merkle_root(_split(self.hashes(kind))) for kind in self.kinds]
-        return domain_hash("state", canonical([*term, *counters, self.layout, *roots]))
+        return _digest(self, roots, merkle_root(_split(self.image)) if self.image else None)
+
+    @cached_property
+    def of_image(self) -> ImageHeader | None:
+        """The header of the state's image, with the same digest; None for a state that is not imaged."""
+        if not self.image:
+            return None
+        return ImageHeader(
+            term=self.term,
+            round=self.round,
+            tokens=self.tokens,
+            numel=self.numel,
+            chunk_values=self.chunk_values,
+            layout=self.layout,
+            roots=b"".join(merkle_root(_split(self.hashes(kind))) for kind in self.kinds),
+            image=self.image,
+        )
 
     def hashes(self, kind: StateKind) -> bytes:
         """The hashes of all chunks of that vector, joined; empty if the state has none such."""
@@ -192,13 +224,110 @@ class StateHeader(Message, frozen=True, kw_only=True, dict=True):
         return hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
 
 
+class ImageHeader(Message, frozen=True, kw_only=True, dict=True):
+    """Header of a state's image: what the state's header has, with the roots of its vectors in place of their hashes.
+
+    roots: joined, in the order of the vectors. image: the BLAKE3 hashes of the image's chunks, joined.
+    """
+
+    term: Term
+    round: Count
+    tokens: Count
+    numel: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    chunk_values: Annotated[int, msgspec.Meta(ge=1, le=CHUNK_LIMIT_VALUES)]
+    layout: Hash
+    roots: Annotated[bytes, msgspec.Meta(min_length=2 * HASH_BYTES, max_length=3 * HASH_BYTES)]
+    image: Hashes
+
+    def __post_init__(self) -> None:
+        if len(self.image) != HASH_BYTES * -(-self.numel // self.chunk_values) or len(self.roots) % HASH_BYTES:
+            raise ValueError("an image's header without exactly one hash per chunk")
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the image."""
+        return Grid(self.numel, self.chunk_values)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The digest of the state: the certified one, if the image is that state's."""
+        return _digest(self, _split(self.roots), merkle_root(_split(self.image)))
+
+    def chunk_hash(self, chunk: int) -> bytes:
+        """The BLAKE3 hash that a chunk of the image must have."""
+        return self.image[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
+
+
+def _digest(header: StateHeader | ImageHeader, roots: Sequence[bytes], image: bytes | None) -> bytes:
+    term = [header.term.rebases, header.term.rollbacks]
+    counters = [header.round, header.tokens, header.numel, header.chunk_values]
+    preimage = [*term, *counters, header.layout, *roots]
+    if image is None:
+        return domain_hash("state", canonical(preimage))
+    return domain_hash("imaged state", canonical([*preimage, image]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyImage:
+    """The image of a certified state: its anchor in bf16, and all that a node has of it which only samples.
+
+    halves: (2 · numel,) uint8, the chunks of the image one after the other; read-only. Each has the hash that `header`
+    says, which has the certified digest: see to both before making one.
+    """
+
+    header: ImageHeader
+    halves: U8
+
+    @property
+    def term(self) -> Term:
+        """Term of the round that led to the state."""
+        return self.header.term
+
+    @property
+    def round(self) -> int:
+        """The round that led to the state."""
+        return self.header.round
+
+    @property
+    def layout_hash(self) -> bytes:
+        """Of the names and shapes of the parameters."""
+        return self.header.layout
+
+    @property
+    def tokens(self) -> int:
+        """Trained on so far by certified contributions."""
+        return self.header.tokens
+
+    def chunk(self, chunk: int) -> U8:
+        """The image of one chunk. Raises LocalError outside the grid."""
+        start, stop = self.header.grid.span(chunk)
+        return self.halves[VALUE_BYTES * start : VALUE_BYTES * stop]
+
+    def anchor(self, vectors: VectorPool) -> F32:
+        """The values, (numel,) float32, in memory of `vectors`; read-only."""
+        values = vectors.take(self.header.numel)
+        put_values(self.halves, values)
+        return frozen(values)
+
+
+HeldState = CertifiedState | PolicyImage
+"""State of which a node has all, or the policy's image alone."""
+
+
+def image_of_chunk(state: HeldState, grid: Grid, chunk: int) -> U8:
+    """The image of one chunk of a state. Raises LocalError outside the grid."""
+    if isinstance(state, PolicyImage):
+        return state.chunk(chunk)
+    return image_of(state.anchor[slice(*grid.span(chunk))])
+
+
 def _split(hashes: bytes) -> list[bytes]:
     return [hashes[i : i + HASH_BYTES] for i in range(0, len(hashes), HASH_BYTES)]
 
 
 def check_grid(state: CertifiedState, grid: Grid) -> None:
     """Raises LocalError if the grid is another state's or too fine."""
-    if grid.numel != state.numel or grid.chunks * len(state.kinds) > HEADER_HASHES_LIMIT:
+    if grid.numel != state.numel or grid.chunks * (len(state.kinds) + state.imaged) > HEADER_HASHES_LIMIT:
         raise LocalError(f"{grid.chunks} chunks of {grid.numel} values are no grid of a state of {state.numel} values")
 
 
@@ -211,6 +340,8 @@ def header_of(state: CertifiedState, grid: Grid, *, threads: int = 1) -> StateHe
     pieces = [(kind, chunk) for kind in state.kinds for chunk in range(grid.chunks)]
     with ThreadPoolExecutor(threads) as pool:
         hashes = list(pool.map(lambda piece: chunk_hash(chunk_bytes(state, grid, *piece)), pieces))
+        of_chunks = range(grid.chunks if state.imaged else 0)
+        image = b"".join(pool.map(lambda chunk: chunk_hash(image_of_chunk(state, grid, chunk).data), of_chunks))
     anchor, momentum, second_moment = (b"".join(hashes[n * grid.chunks : (n + 1) * grid.chunks]) for n in range(3))
     return StateHeader(
         term=state.term,
@@ -222,6 +353,7 @@ def header_of(state: CertifiedState, grid: Grid, *, threads: int = 1) -> StateHe
         anchor=anchor,
         momentum=momentum,
         second_moment=second_moment,
+        image=image or msgspec.UNSET,
     )
 
 
@@ -365,7 +497,12 @@ class StateAssembly:
             self._put_in_place(kind)
         vectors = [frozen(self._vectors[kind]) for kind in header.kinds]
         return CertifiedState.of_vectors(
-            vectors, term=header.term, round=header.round, tokens=header.tokens, layout_hash=header.layout
+            vectors,
+            term=header.term,
+            round=header.round,
+            tokens=header.tokens,
+            layout_hash=header.layout,
+            imaged=bool(header.image),
         )
 
     def _put_in_place(self, kind: StateKind) -> None:

@@ -103,7 +103,7 @@ class Surroundings:
     replayed_rounds = 0
     donors: Collection[PeerId] = ()
     paused = False
-    follows = is_follower = False
+    follows = is_follower = takes_images = False
     resting = True
     waits_alone = False
     forks: Sequence[Fork] = ()

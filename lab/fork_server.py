@@ -222,7 +222,7 @@ def _run(program: str, arguments: Sequence[str]) -> None:
 
 
 def stand_in(trainers: str) -> tuple[str, ...]:
-    """What a daemon starts in place of a trainer, where a fork server listens at `trainers`."""
+    """The program that a daemon starts in place of a trainer, where a fork server listens at `trainers`."""
     return ("-I", "-S", str(STAND_IN), trainers)
 
 

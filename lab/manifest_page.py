@@ -12,6 +12,9 @@ from typing import Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from shoal.lab.errors_page import escaped
+from shoal.node.sapo.policies import BUILT_IN
+from shoal.node.workload import installed_workloads
+from shoal.node.workloads.default_options import default_options
 from shoal.protocol.amending import AMENDABLE
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.manifest_text import hints_of, in_toml, meta_of, sections_of
@@ -34,7 +37,21 @@ def render() -> str:
     for section, kind in sections_of(Manifest).items():
         lines += ["", f"## [{section}]", "", escaped(kind.__doc__ or ""), ""]
         lines += ["| key | value | default | amended | |", "| --- | --- | --- | --- | --- |", *_rows(section, kind)]
+        if section == "workload":
+            lines += ["", *_options()]
     return "\n".join(lines) + "\n"
+
+
+def _options() -> Iterator[str]:
+    """The options of what is installed with Shoal: `init` writes those of the workload as comments."""
+    yield "`[workload.options]` of the workloads and policies that come with Shoal:"
+    told = {name: default_options(name) for name in (*installed_workloads(), *BUILT_IN)}
+    for name, options in told.items():
+        yield from ("", f"`{name}`: {escaped(' '.join(options.told.split()))}")
+    yield from ("", "| of | option | default |", "| --- | --- | --- |")
+    for name, options in told.items():
+        yield from (f"| {name} | `{key}` | is needed |" for key in options.needed)
+        yield from (f"| {name} | `{key}` | `{in_toml(value)}` |" for key, value in options.defaults.items())
 
 
 def _rows(section: str, kind: type[msgspec.Struct]) -> Iterator[str]:

@@ -50,7 +50,7 @@ Closure = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What the tree's pyproject.toml says of it. source: where others read it, as https://host/owner/name, if known."""
+    """Facts of the tree's pyproject.toml. source: where others read it, as https://host/owner/name, if known."""
 
     version: str
     source: str | None = None
@@ -95,23 +95,23 @@ def notes(changelog: str, version: str) -> str:
     return found[1].strip() + "\n"
 
 
-def closure(name: str, without: frozenset[str] = UNTIED) -> Closure:
-    """Return the versions, installed here, of all that a distribution needs, however far down; of `without` nothing.
+def closure() -> Closure:
+    """Return the versions, installed here, of all that `shoal` needs, however far down; of UNTIED nothing.
 
     Raises ConfigError where one is not installed.
     """
     found: Closure = {}
-    waiting = [(canonicalize_name(name), frozenset({""}))]
+    waiting = [(canonicalize_name("shoal"), frozenset({""}))]
     seen = set()
     while waiting:
         one, extras = waiting.pop()
-        if one in without or (one, extras) in seen:
+        if one in UNTIED or (one, extras) in seen:
             continue
         seen.add((one, extras))
         try:
             distribution = importlib.metadata.distribution(one)
         except importlib.metadata.PackageNotFoundError:
-            raise ConfigError(f"{one} is not installed here: install what {name} needs") from None
+            raise ConfigError(f"{one} is not installed here: install what shoal needs") from None
         found[one] = distribution.version
         for text in distribution.requires or ():
             needed = Requirement(text)
@@ -122,7 +122,7 @@ def closure(name: str, without: frozenset[str] = UNTIED) -> Closure:
 
 def pinned(version: str) -> str:
     """Return the list that is installed without a resolver: all of `shoal`'s closure in exact versions."""
-    versions = closure("shoal") | WITH_WHEELS | {"shoal": version}
+    versions = closure() | WITH_WHEELS | {"shoal": version}
     head = (
         "# All that shoal needs but PyTorch, in the versions that it was tried with; no compiler is needed:",
         "#     pip install torch && pip install --no-deps --requirement requirements.txt",

@@ -12,8 +12,9 @@ from typing import Final
 
 from shoal.cli.init import InitOptions, found
 from shoal.collectives.codecs import codec, final_codec
-from shoal.node.doctor import MEMORY_BASE_BYTES, bytes_in_memory, bytes_on_disk
+from shoal.node.doctor import MEMORY_BASE_BYTES, bytes_in_memory
 from shoal.node.options import CHECKPOINTS_KEPT
+from shoal.node.state.disk_need import bytes_on_disk
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.strategies.strategy import Exchanges
@@ -58,13 +59,13 @@ bytes a parameter, from several members. Control takes some kB/s a node whatever
 """
 
 
-def bytes_per_parameter(sync: SyncSection, nodes: int, numel: int = EXAMPLE) -> float:
+def bytes_per_parameter(sync: SyncSection, nodes: int) -> float:
     """Return what a node sends, and receives, for each parameter in one exchange of a whole model."""
     name = sync.plan_codec
     if not STRATEGIES[sync.strategy].certifies:  # one vector, to one partner
-        return codec(name).encoded_bytes(numel) / numel
-    both = codec(name).encoded_bytes(numel) + final_codec(name).encoded_bytes(numel)
-    return both * (nodes - 1) / nodes / numel
+        return codec(name).encoded_bytes(EXAMPLE) / EXAMPLE
+    both = codec(name).encoded_bytes(EXAMPLE) + final_codec(name).encoded_bytes(EXAMPLE)
+    return both * (nodes - 1) / nodes / EXAMPLE
 
 
 def render() -> str:

@@ -15,10 +15,10 @@ from typing import Final
 
 import msgspec
 
+from shoal.node.gave import Gave
 from shoal.node.keys import NODE_KEY_NAME
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import scan_log
-from shoal.node.reporting.events import Certified, Contributed
 from shoal.node.state.checkpoint_check import BadCheckpoint, read_chain
 from shoal.node.state.store import disk_errors
 from shoal.protocol.chain import Chain
@@ -72,7 +72,7 @@ def make_card(data_dir: Path) -> Card:
     listed = _listed(chain, identity.peer_id)
     if not listed:
         raise ConfigError(f"no certified round in {data_dir} lists this node; wait for one to which it contributed")
-    tokens, since = _told(data_dir)
+    gave = _told(data_dir)
     last = chain.standing
     card = Card(
         swarm=manifest.swarm_id.hex(),
@@ -82,8 +82,8 @@ def make_card(data_dir: Path) -> Card:
         first=listed[0].state_round,
         last=last.state_round,
         certificate=last.hash.hex(),
-        tokens=tokens,
-        since=since,
+        tokens=gave.tokens,
+        since=gave.since,
     )
     return msgspec.structs.replace(card, signature=identity.sign(DOMAIN, card.preimage).hex())
 
@@ -144,17 +144,11 @@ def _listed(chain: Chain, peer: PeerId) -> Sequence[Value]:
     return [value for value in map(chain.value, rounds) if peer in value.members]
 
 
-def _told(data_dir: Path) -> tuple[int, float | None]:
-    """The tokens of this node's contributions to rounds that were certified, and when its first event was."""
-    tokens: dict[int, int] = {}
-    certified, since = set[int](), None
+def _told(data_dir: Path) -> Gave:
+    """Sum up the work that this node gave, by all of its event log."""
+    gave = Gave()
     with suppress(FileNotFoundError):
         for event in scan_log(data_dir / LOG_NAME):
-            if event is None:
-                continue
-            since = event.at if since is None else min(since, event.at)
-            if isinstance(event, Contributed):
-                tokens[event.round] = event.tokens
-            elif isinstance(event, Certified):
-                certified.add(event.round)
-    return sum(tokens[round] for round in tokens.keys() & certified), since
+            if event is not None:
+                gave.hear(event)
+    return gave

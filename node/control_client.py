@@ -134,10 +134,14 @@ class RolloutCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutStatus(RolloutCounts, frozen=True, kw_only=True):
-    """Counts, the newest groups, oldest first, and the round and the number of tasks of the held-out reward."""
+    """Counts, the newest groups, oldest first, and the round and the number of tasks of the held-out reward.
+
+    teaching: how far the warm-up is, in words; empty when there is none, or it is over.
+    """
 
     held_out_round: int = 0
     held_out_tasks: int = 0
+    teaching: str = ""
     groups: list[GroupStatus] = []
 
 
@@ -146,6 +150,13 @@ class SamplesStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     round: int
     texts: dict[str, str]
+
+
+class FetchedStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a state, finals, an image or changes of one were fetched since the start, and their bytes in all."""
+
+    times: int
+    bytes: int
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +169,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     turn_in_rounds: in how many rounds it has a seat, 0 for this one; None where seats are for all, or it is no member.
     alerts: what keeps this node from signing, or from finding anybody, and what helps, in a line each. peers: of all
     that it knows; None from a node that does not say.
-    loss: the newest evaluation, of which metric says in words what it is; train_loss: this node's own.
+    loss: the newest evaluation, of which metric says in words what it is; train_loss: of this node's own training, of
+    which train_metric says it, empty where the workload does not.
+    step, steps: of the inner steps under way; fetched_bytes, state_bytes: of a state that is being fetched;
+    counts_from: the round from which its work counts; each None where there is none.
     why_paused: why it trains nothing, empty while it does. max_upload, max_download: its caps now, in bytes/s, or None.
     names: of all peers that the node knows, by PeerId, as they are to be shown; none of one that says no name.
     settings: those in force that are not the manifest's, by section.key. dashboard: the URL of the node's page, if any;
@@ -172,6 +186,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     proven: list[str] = []
     phase: str
     why_paused: str = ""
+    step: int | None = None
+    steps: int | None = None
+    fetched_bytes: int | None = None
+    state_bytes: int | None = None
+    counts_from: int | None = None
     term: str
     round: int
     digest: str | None
@@ -192,6 +211,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     metric: str = ""
     train_loss: float | None = None
+    train_metric: str = ""
     tokens_per_s: float | None
     bytes: BytesStatus
     max_upload: int | None = None
@@ -199,6 +219,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     blocked_fraction: float | None = None
     refused: dict[str, int] = {}
     rollouts: RolloutStatus | None = None
+    fetched: dict[str, FetchedStatus] = {}
     samples: SamplesStatus | None = None
     dashboard: str | None = None
     dashboard_link: str | None = None
@@ -256,9 +277,9 @@ def _connect(connection: socket.socket, path: Path, data_dir: Path) -> None:
 
 
 def _not_running(data_dir: Path) -> NodeNotRunning:
-    return NodeNotRunning(
-        f"no node is running on {data_dir}; start one with `shoal run MANIFEST --data-dir {shlex.quote(str(data_dir))}`"
-    )
+    own = data_dir / "swarm.toml"
+    words = ["shoal", "run", str(own) if own.is_file() else "MANIFEST", "--data-dir", str(data_dir)]
+    return NodeNotRunning(f"no node is running on {data_dir}; start one with `{shlex.join(words)}`")
 
 
 def _allow_until(connection: socket.socket, ends_at: float) -> None:

@@ -51,9 +51,13 @@ def handlers(
         parts.holds.release()
         return {}
 
+    async def renew() -> Mapping[str, JsonValue]:
+        parts.holds.renew()
+        return {}
+
     ops: dict[str, Handler] = {"status": show, "peers": list_peers, "leave": leave, "pause": pause, "resume": resume}
     ops.update(link_handlers(parts))
-    return {**ops, "release": release} if parts.config.test_mode else ops
+    return {**ops, "release": release, "renew": renew} if parts.config.test_mode else ops
 
 
 def orders(parts: Parts, rounds: Rounds) -> Mapping[str, Order]:

@@ -27,18 +27,14 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 
 from shoal.collectives.codecs import check_denormals
-from shoal.node.audits.auditing import CONTRIBUTIONS_KEPT
 from shoal.node.control_client import NodeNotRunning, Status, request
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
 from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.options import CHECKPOINTS_KEPT
-from shoal.node.reporting.event_files import EVENT_LOG_LIMIT_BYTES
-from shoal.node.state.resumption import FILES_KEPT
-from shoal.node.state.states import FINALS_DISK_BYTES, FINALS_DISK_MIN, FINALS_KEPT, STATES_KEPT
-from shoal.node.state.store import AGREEMENT_LOG_LIMIT_BYTES
-from shoal.node.training.memory_need import MOMENT_BYTES, trainer_bytes
+from shoal.node.state.disk_need import bytes_on_disk
+from shoal.node.training.memory_need import trainer_bytes
 from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
 from shoal.protocol.errors import ConfigError, LocalError, ShoalError
@@ -49,6 +45,8 @@ from shoal.protocol.private_folder import is_shared, why_not_private
 
 DISK_TEST_BYTES: Final = 64 << 20
 DISK_PIECE_BYTES: Final = 4 << 20
+DISK_TEST_SHARE: Final = 4
+"""The test takes no more than one part in so many of what is free, but for its first piece."""
 DISK_SLOW_BYTES_PER_S: Final = 20e6
 TRIAL_DEADLINE_S: Final = 14.0
 LATE: Final = "it took more than"
@@ -59,18 +57,8 @@ FILES_ASKED: Final = 65_536
 CLOCK_READS: Final = 20_000
 CLOCK_STEP_LIMIT_S: Final = 0.01
 YEAR_2024_S: Final = 1_704_067_200
-STATE_BYTES_PER_VALUE: Final = 8
-"""A certified state: the parameters and the outer optimizer's momentum in fp32."""
-STATES_ON_DISK: Final = STATES_KEPT + 2
-"""Those that are served, S(0), and the one being written."""
-CONTRIBUTION_BYTES_PER_VALUE: Final = 4
-"""Part of a round that a node alone knows, beside its optimizer's moments: its contribution, in fp32 at most."""
-MIDWAY_FILES: Final = 2
-"""Files of progress amid a round, in place and being written: as large, with the progress for the contribution."""
-FINAL_BYTES_PER_VALUE: Final = {"fp32": 4, "bf16": 2}
-"""Of a round's reduced values as they travel; one byte or less with the other codecs."""
-IN_FILES_BYTES_PER_VALUE: Final = (STATES_KEPT + 1) * STATE_BYTES_PER_VALUE + 2 * 4
-"""In nameless files in place of memory: the states that are served, the next one, and two contributions in fp32."""
+BLOCK_BYTES: Final = 512
+"""Of `st_blocks`, whatever the file system's own are."""
 DAEMON_BYTES_PER_VALUE: Final = 12
 """Anonymous and shared memory at the peak of a round (`shoal bench memory`); what lies in files is the kernel's."""
 MEMORY_BASE_BYTES: Final = 1_000_000_000
@@ -266,11 +254,13 @@ def dial_back(known: Status | None) -> Check:
     """Check that others reach this machine: a running node has asked its members to dial it; no other way is sure."""
     if known is None or known.reachability == "unknown":
         why = "no node runs here" if known is None else "no member has tried yet"
+        linked = known is not None and any(row.reach in ("direct", "through others") for row in known.members)
+        tried = "have tried" if linked else "are linked"
         return Check(
             name="dial-back",
             ok=True,
             detail=f"not possible: {why}, and only a member can try whether this machine is reached from outside",
-            remedy="start the node with --join or a link, and ask again when members are linked",
+            remedy=f"{'' if linked else 'start the node with --join or a link, and '}ask again when members {tried}",
         )
     if known.reachability == "public":
         return Check(
@@ -320,10 +310,11 @@ def disk_speed(data_dir: Path, size: int = DISK_TEST_BYTES) -> Check:
     try:
         began = time.perf_counter()
         with path.open("xb", buffering=0) as file:
-            for _ in range(max(1, size // DISK_PIECE_BYTES)):
+            pieces = max(1, min(size, shutil.disk_usage(folder).free // DISK_TEST_SHARE) // DISK_PIECE_BYTES)
+            for _ in range(pieces):
                 file.write(piece)
             os.fsync(file.fileno())
-        rate = size / (time.perf_counter() - began)
+        rate = pieces * DISK_PIECE_BYTES / (time.perf_counter() - began)
     except OSError as error:
         return Check(
             name="disk speed",
@@ -485,28 +476,14 @@ def disk_space(wanted: Examination, numel: int | None) -> Check:
     if numel is None or wanted.manifest is None:
         return Check(name="disk space", ok=True, detail=f"{_mb(free)} free")
     manifest = wanted.manifest
-    parts = bytes_on_disk(numel, manifest.sync.codec, wanted.checkpoints, manifest.inner.optimizer)
+    mixes = manifest.sync.applied_mixing is not None
+    parts = bytes_on_disk(numel, manifest.sync.codec, wanted.checkpoints, manifest.inner.optimizer, mixes=mixes)
     there = _bytes_under(wanted.data_dir)
     needed = max(sum(parts.values()) - there, 0)
     shown = ", ".join(f"{_mb(size)} {name}" for name, size in parts.items())
     detail = f"{_mb(free)} free, up to {_mb(needed)} more needed ({shown}; {_mb(there)} are there already)"
     remedy = "" if free >= needed else "make room, choose another --data-dir, or keep less: --checkpoint-keep 1"
     return Check(name="disk space", ok=free >= needed, detail=detail, remedy=remedy)
-
-
-def bytes_on_disk(numel: int, codec: str, checkpoints: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
-    """Bytes that a node's folder grows to, by kind: of a model of `numel` values, with so many checkpoints."""
-    state = numel * STATE_BYTES_PER_VALUE
-    resume = round(numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES_PER_VALUE))
-    final = numel * FINAL_BYTES_PER_VALUE.get(codec, 1)
-    return {
-        "states": STATES_ON_DISK * state,
-        "finals": max(FINALS_DISK_MIN * final, min(FINALS_KEPT * final, FINALS_DISK_BYTES)),
-        "work under way": (FILES_KEPT + 1 + MIDWAY_FILES) * resume,
-        "in place of memory": numel * IN_FILES_BYTES_PER_VALUE + CONTRIBUTIONS_KEPT * final + resume,
-        "checkpoints": checkpoints * (state + resume),
-        "logs": 2 * EVENT_LOG_LIMIT_BYTES + AGREEMENT_LOG_LIMIT_BYTES,
-    }
 
 
 def bytes_in_memory(numel: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
@@ -523,13 +500,13 @@ def _mb(size: int) -> str:
 
 
 def _bytes_under(folder: Path) -> int:
-    """Bytes that files take there, each once whatever its number of names."""
+    """Bytes that files take of the disk there, each once whatever its number of names."""
     sizes = {}
     for place, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):  # a running node removes files
                 known = os.lstat(os.path.join(place, name))
-                sizes[known.st_ino] = known.st_size
+                sizes[known.st_ino] = known.st_blocks * BLOCK_BYTES
     return sum(sizes.values())
 
 
@@ -550,14 +527,16 @@ def memory(report: TrialReport, optimizer: OptimizerName) -> Check:
 def speed(manifest: Manifest, report: TrialReport) -> Check:
     """Report the training speed of this node, from its trial."""
     if not _is_tried(manifest):
-        return Check(name="speed", ok=True, detail="not tried: this workload trains in a process of its user's own")
+        where = "in the agent, which doctor does not start" if manifest.rollouts else "in a process of its user's own"
+        return Check(name="speed", ok=True, detail=f"not tried: {manifest.workload.name} trains {where}")
     if report.tokens_per_s is not None:
         detail = f"{report.tokens_per_s:,.0f} tokens/s over {report.steps} steps on {report.device}"
         return Check(name="speed", ok=True, detail=detail)
-    late = _late(report)
+    if _late(report):
+        return Check(
+            name="speed", ok=True, detail=f"not measured: {report.error}", remedy="give it longer with --trial SECONDS"
+        )
+    detail, _, remedy = (report.error or "the trial ended early").partition("; ")
     return Check(
-        name="speed",
-        ok=late,
-        detail=f"{'not measured: ' if late else ''}{report.error or 'the trial ended early'}",
-        remedy="give it longer with --trial SECONDS" if late else "correct the workload or its options in the manifest",
+        name="speed", ok=False, detail=detail, remedy=remedy or "correct the workload or its options in the manifest"
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -61,7 +61,9 @@ def main() -> int:
 
     report = TrialReport(torch=str(torch.__version__), cuda=torch.version.cuda)
     try:
-        _try(request, report)
+        for grown in _findings(request, report):
+            report = grown
+            _say(report)
     except ShoalError as error:
         _say(msgspec.structs.replace(report, error=str(error)))
     except Exception as error:  # the user's workload may raise anything; the report is what becomes of it
@@ -71,7 +73,8 @@ def main() -> int:
     return 0
 
 
-def _try(request: TrialRequest, report: TrialReport) -> None:
+def _findings(request: TrialRequest, report: TrialReport) -> Iterator[TrialReport]:
+    """Yield the report as it grows."""
     import torch
 
     from shoal.collectives.codecs import check_denormals
@@ -85,13 +88,13 @@ def _try(request: TrialRequest, report: TrialReport) -> None:
     if device.type == "cuda":
         known = torch.cuda.get_device_properties(device)
         report = msgspec.structs.replace(report, device_name=known.name, device_memory_bytes=known.total_memory)
-    _say(report)
+    yield report
     if request.workload is None:
         return
     workload = load_workload(request.workload, request.options, request.data)
     replica = Replica(workload, seed=request.seed, inner=request.inner, device=device, accumulate=request.accumulate)
     report = msgspec.structs.replace(report, numel=replica.layout.numel)
-    _say(report)
+    yield report
     anchor = replica.new_vector().numpy()
     replica.write_initial(anchor)
     replica.apply(anchor)
@@ -102,7 +105,7 @@ def _try(request: TrialRequest, report: TrialReport) -> None:
     first_s = time.perf_counter() - began
     replica.apply(anchor, fresh=True)
     trained = _train(replica, share, out, steps=max(1, min(STEPS_LIMIT, int(request.seconds / max(first_s, 1e-3)))))
-    _say(msgspec.structs.replace(report, tokens_per_s=trained.tokens_per_s, steps=trained.steps))
+    yield msgspec.structs.replace(report, tokens_per_s=trained.tokens_per_s, steps=trained.steps)
 
 
 def _train(replica: Replica, share: Assignment, out: Vector, *, steps: int) -> Trained:

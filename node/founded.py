@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,9 +65,7 @@ def remember(manifest: Manifest, node: PeerId) -> bool:
     known = [founding for founding in _read(path) if founding != made]
     try:
         make_private(path.parent)
-        kept = [*known, made][-FOUNDED_LIMIT:]
-        write_atomically(path, b"".join(msgspec.json.encode(founding) + b"\n" for founding in kept))
-        path.chmod(0o600)
+        _write(path, [*known, made][-FOUNDED_LIMIT:])
     except (ConfigError, OSError) as error:
         logger.info("what was founded here is not kept: %s", error)
         return False
@@ -87,6 +86,39 @@ def founded_here(manifest: Manifest, data_dir: Path) -> bool:
         and belongs_to in (None, manifest.swarm_id.hex())
         and wanted in _read(record_path())
     )
+
+
+def founded_by(data_dir: Path) -> list[Founding]:
+    """The foundings of the node whose key lies in a data folder; none where that cannot be read."""
+    try:
+        node = Identity.load(data_dir / NODE_KEY_NAME).peer_id
+    except (ConfigError, OSError, ValueError):
+        return []
+    return [founding for founding in _read(record_path()) if founding.node == node]
+
+
+def forget(foundings: Collection[Founding]) -> None:
+    """Take these out of the record, which goes with the last of them. Raises OSError."""
+    path = record_path()
+    if path is None or not foundings:
+        return
+    kept = [founding for founding in _read(path) if founding not in foundings]
+    if kept:
+        _write(path, kept)
+        return
+    path.unlink(missing_ok=True)
+    if not any(path.parent.iterdir()):
+        path.parent.rmdir()
+
+
+def _write(path: Path, foundings: Iterable[Founding]) -> None:
+    write_atomically(path, b"".join(map(line_of, foundings)))
+    path.chmod(0o600)
+
+
+def line_of(founding: Founding) -> bytes:
+    """The line of the record that says it."""
+    return msgspec.json.encode(founding) + b"\n"
 
 
 def _read(path: Path | None) -> list[Founding]:

@@ -41,6 +41,7 @@ from shoal.node.loops.external_trainer import Detached, trainer_of
 from shoal.node.machine_readings import Machine
 from shoal.node.only_when import OnlyWhen
 from shoal.node.options import NodeConfig
+from shoal.node.other_data import OtherData, claimed
 from shoal.node.outcome import Notice, Outcome, PeerChanged, Progress, TrainerTraceback
 from shoal.node.parts import Parts
 from shoal.node.peer_facts import PeerFacts
@@ -49,7 +50,7 @@ from shoal.node.reporting import events
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_writers import writers_of
-from shoal.node.reporting.round_log import RoundLog
+from shoal.node.reporting.round_log import RoundLog, term_text
 from shoal.node.rounds.fork_file import ForkFile
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReductionDriver
@@ -60,6 +61,7 @@ from shoal.node.state.catchup import CatchUp
 from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.image_exchange import ImageExchange
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, StateServer
 from shoal.node.state.state_store import StateStore, StateStoreParts
@@ -70,6 +72,7 @@ from shoal.node.strategies.table import rounds_of
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import Contribution, Evaluated, Restored
+from shoal.node.training.trainer_messages import Progress as Making
 from shoal.node.training.training_client import TrainingClient
 from shoal.node.waking import Waking
 from shoal.node.when import Rule
@@ -160,6 +163,7 @@ class Node:
                 holds=holds,
                 log=round_log,
                 on_progress=on_progress,
+                takes_images=self.is_follower and outer.imaged,
             )
         )
         reduce = ReductionDriver(
@@ -188,6 +192,7 @@ class Node:
             standstill=Standstill(forks=forks, key_use=self.key_use, chain=chain),
             chain_places=chain_places,
             chain_waits=ChainWaits(host, state_store, linked),
+            image_exchange=ImageExchange(host, cache, catchup, linked),
             is_follower=self.is_follower,
             state_store=state_store,
             resumption=resumption,
@@ -220,6 +225,7 @@ class Node:
         self.attendance = Attendance(put=rounds.engine.put, on_progress=parts.on_progress)
         self.user = UserOrders(leave=self._leave, pause=self.attendance.pause, why_paused=lambda: self.attendance.why)
         self.reaching = Reaching(parts)
+        self.other_data = OtherData(named=parts.config.data is not None)
         self.auditing = None if rounds.certifying is None else Auditing(parts, rounds.certifying)
         self.page = self._page()
         rendezvous_services = rendezvous_of(parts, self.finding.book, lambda: self.reaching.control_addresses)
@@ -394,6 +400,7 @@ class Node:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.trainer.run)
             started, layout = self.trainer.started, self.trainer.layout
+            logger.info("the trainer is ready, on %s", started.device)
             self.parts.events.write(events.TrainerStarted(device=started.device, import_s=round(started.import_s, 6)))
             self.layouts.know(layout)
             await self.parts.checkpoints.expect(layout)
@@ -406,14 +413,18 @@ class Node:
 
     def _note_trainer(self, event: TrainerEvent) -> None:
         """Write down what the trainer did, for its user; tell peers of a new speed, and leave where training failed."""
-        if isinstance(event, Contribution) and self.parts.training_client.speed_is_news:
+        made = self.parts.training_client.steps_made
+        if isinstance(event, Making) and made is not None:
+            self.parts.on_progress(made)
+        elif isinstance(event, Contribution) and self.parts.training_client.speed_is_news:
             self.members.announce()
         elif isinstance(event, Evaluated):
-            metric = self.trainer.started.metric
-            self.parts.events.write(events.Evaluated(round=event.round, loss=event.value, metric=metric))
+            metric, term = self.trainer.started.metric, term_text(self.parts.training_client.measured_term)
+            self.parts.events.write(events.Evaluated(term=term, round=event.round, loss=event.value, metric=metric))
             if event.samples:
                 texts = {sample.prompt: sample.text for sample in event.samples}
                 self.parts.events.write(events.Sampled(round=event.round, texts=texts))
+            self._compare_data()
         elif isinstance(event, Restored):
             self.parts.events.write(
                 events.Resumed(round=event.round, exact=event.exact, refused=event.refused, tokens=event.tokens)
@@ -427,6 +438,15 @@ class Node:
             self.parts.on_progress(TrainerTraceback(summary=event.summary, traceback=event.traceback))
             self.parts.events.write(events.Failed(message=event.summary))
             self._leave_then(Outcome.FAILED)
+
+    def _compare_data(self) -> None:
+        """Warn where members measure on other data than this node; what this one measures on, its record says."""
+        me, records = self.parts.identity.peer_id, self.members
+        own = claimed(self._record().capabilities)
+        known = {peer: record.capabilities for peer in records.present() if (record := records.record_of(peer))}
+        line = self.other_data.compare(own, {str(peer): claimed(said) for peer, said in known.items() if peer != me})
+        if line is not None:
+            self.parts.on_progress(Notice(text=line))
 
     async def _watch_signals(self) -> None:
         """The first SIGINT or SIGTERM leaves in order, the second at once."""
@@ -517,12 +537,14 @@ def _lane_pool(config: NodeConfig, host: Host, sink: FrameSink) -> LanePool:
 
 def _training_client(trainer: Trainer, manifest: Manifest, members: Members) -> TrainingClient:
     """The trainer's orders, and what it makes. Steps of a round follow the members' speeds where these are balanced."""
+    outer = OuterSettings.of(manifest)
     return TrainingClient(
         trainer,
         seed=manifest.workload.seed,
         inner_steps=manifest.sync.round_steps,
         speeds=members.speeds if manifest.sync.balances else None,
-        kinds=OuterSettings.of(manifest).kinds,
+        kinds=outer.kinds,
+        imaged=outer.imaged,
         evaluate_every=manifest.sync.fragments,
     )
 

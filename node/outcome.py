@@ -26,7 +26,12 @@ class PhaseChanged:
 
 TRAINING_LOSS: Final = "training loss"
 HELD_OUT_LOSS: Final = "held-out loss"
-"""The metrics of a loop of the user's own, without an evaluation and with one."""
+"""The metrics of a loop of the user's own, without an evaluation and with one. More words may follow."""
+
+
+def is_held_out(metric: str) -> bool:
+    """True if what a trainer reports as this metric was measured on held-out data, and not what it trained at."""
+    return not metric.startswith(TRAINING_LOSS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +47,9 @@ class HeldOut:
 class RoundCertified:
     """Certificate of a round. `loss` is the training loss, None if nobody told; `seconds` the whole round.
 
+    loss_metric: what the loss is measured in, in the words of `HeldOut.metric`; empty where nobody knows.
     held_out: the newest evaluation, None if there was none, or none that is another loss than that of training.
+    missing: the PeerIds of members that did not contribute.
     """
 
     round: int
@@ -51,6 +58,8 @@ class RoundCertified:
     loss: float | None
     seconds: float
     held_out: HeldOut | None = None
+    loss_metric: str = ""
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +89,41 @@ class RoundShared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFetched:
-    """Progress of fetching the certified state from peers."""
+    """Progress of fetching the certified state from peers: what is here of it, and what there is."""
 
     done_chunks: int
     total_chunks: int
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakesPart:
+    """Beginning of this node's part in a round. counts_from: the round from which its work counts, this or the next."""
+
+    round: int
+    counts_from: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsMade:
+    """Progress of the inner steps of a round, about once a second."""
+
+    round: int
+    step: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """One line that the user should see, such as a quorum that is missing."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """One line that says how far something is that takes long, such as a warm-up."""
 
     text: str
 
@@ -114,5 +149,15 @@ class TrainerTraceback:
 
 
 Progress = (
-    PhaseChanged | RoundCertified | RoundStepped | RoundShared | StateFetched | Notice | PeerChanged | TrainerTraceback
+    PhaseChanged
+    | RoundCertified
+    | RoundStepped
+    | RoundShared
+    | StateFetched
+    | TakesPart
+    | StepsMade
+    | Notice
+    | Progressed
+    | PeerChanged
+    | TrainerTraceback
 )

@@ -48,7 +48,7 @@ import blake3
 import torch
 
 from shoal.node.loops.loop_client import Anchor, AnchorHere, LoopClient, Order
-from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
+from shoal.node.loops.loop_daemon import LOG_NAME, LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
 from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating, mean_of
 from shoal.node.loops.rank_group import (
@@ -145,6 +145,7 @@ class Swarm:
         self._steps_wanted = 0  # until the order's contribution, or its end
         self._overlapping = False  # beyond its contribution
         self._paused = False
+        self._alone = False  # as was said: without a quorum
         self._last_loss: float | None = None
         self._warned_at = -math.inf
         self._device = next(self._model.parameters()).device
@@ -189,6 +190,7 @@ class Swarm:
 
     def _join(self) -> None:
         """Attach to the daemon, and stand on the swarm's state. Raises ConfigError, NetworkError."""
+        ends_at = time.monotonic() + self._wait_s
         self._daemon = self._found()
         buffers = self._flat.layout.buffers  # which begin where a chunk does
         chunk_values = self._daemon.manifest.round.chunk_values if buffers else 1
@@ -201,7 +203,7 @@ class Swarm:
         self.peer_id = client.peer_id
         self._accounts = Accounts(self._flat, sync=client.sync, contributions=client.contributions)
         self._snapshots = LoopSnapshots(self._accounts, self._flat.layout, self._device, client.send)
-        self._obey(ends_at=time.monotonic() + self._wait_s)
+        self._obey(ends_at=ends_at)
         if self._client is None:
             raise ConfigError(self._daemon.last_words() or "the node ended before there was anything to train")
 
@@ -263,7 +265,9 @@ class Swarm:
 
     def _found(self) -> LoopDaemon:
         """The daemon to attach to."""
-        return found_or_started(self._manifest, self._data_dir, peers=self._peers, options=self._options)
+        return found_or_started(
+            self._manifest, self._data_dir, peers=self._peers, options=self._options, wait_s=self._wait_s
+        )
 
     @property
     def active(self) -> bool:
@@ -431,8 +435,8 @@ class Swarm:
                 f"`shoal resume --data-dir {self._data_dir}`, and start the loop again"
             )
         return NetworkError(
-            f"no part in the swarm's rounds after {self._wait_s:g} s; is any member reachable? See "
-            f"`shoal status --data-dir {self._data_dir}`"
+            f"no part in the swarm's rounds after {self._wait_s:g} s; is any member reachable? The node's log is "
+            f"{self._data_dir / LOG_NAME}"
         )
 
     def _next_order(self, client: LoopClient, wait_s: float) -> Order | None:
@@ -474,7 +478,8 @@ class Swarm:
             logger.info("the node has left the swarm; training goes on locally")
         else:
             why = self._daemon.last_words() or f"see {self._daemon.log_path}"
-            logger.warning("the node is gone (%s); training goes on locally, and nothing is shared any more", why)
+            text = "the node is gone (%s); training goes on locally, and nothing is shared: start the script again"
+            logger.warning(text, why)
 
     def _follow(self, order: Order, client: LoopClient) -> None:
         match order:
@@ -522,6 +527,16 @@ class Swarm:
     def _begin(self, order: Train) -> None:
         self._order, self._order_steps, self._overlapping = order, 0, False
         self.members = order.assignment.members
+        if order.contribute:
+            self._alone = False
+        elif self.talks and not self._alone:
+            self._alone = True
+            logger.warning(
+                "no quorum in round %d: training goes on locally until the others are back; "
+                "`shoal status --data-dir %s` says who is missing",
+                order.round,
+                self._data_dir,
+            )
         if self.talks and self.round > self._told:
             if self._told < 0:
                 self._say_joined()
@@ -609,13 +624,14 @@ def join(
     that `shoal link` prints, with which the manifest is fetched. data_dir: the node's folder; if a node runs on it, the
     loop attaches to that one, else one is started, with `peers` (addresses to join through) and further `options` of
     `shoal run`. evaluate: returns a held-out loss of the model it is given, always on the same data; without it the
-    mean training loss is reported. wait_s: how long to wait for a part in the rounds.
+    mean training loss is reported. wait_s: how long to wait for a part in the rounds,
+    from this call on, also while a manifest is asked for.
 
     The optimizer must hold the model's parameters, which are float32 where they need a gradient. The first founder's
     parameters, as they are at this call, are the swarm's first state. Where processes of `torch.distributed` train one
     model (DDP, `fully_shard`, HSDP), they are one node: each makes the same calls, and rank 0 speaks with the swarm.
 
-    Raises ConfigError.
+    Raises ConfigError; entering the context raises NetworkError too, if the swarm is not reached in time.
     """
     if world_size() > 1 and torch.distributed.get_rank():
         from shoal.node.loops.other_rank import (

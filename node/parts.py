@@ -21,6 +21,7 @@ from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import Checkpoints
+from shoal.node.state.image_exchange import ImageExchange
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_store import StateStore
 from shoal.node.state.states import StateCache
@@ -65,6 +66,7 @@ class Parts:
     standstill: Standstill
     chain_places: ChainPlaces
     chain_waits: ChainWaits
+    image_exchange: ImageExchange
     is_follower: bool
     state_store: StateStore
     resumption: Resumption

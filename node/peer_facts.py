@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -25,10 +25,11 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 Reach = Literal["self", "direct", "detour", "suspect", "unlinked", "gone"]
 """direct: by a link; detour: alive, heard through others; unlinked: only its record is here; gone: held for dead."""
-State = Literal["training", "joining", "paused", "left", "silent", "gone"]
-"""Word that a user sees first of a peer: its phase, unless how it is reached says more."""
-STATES: tuple[State, ...] = ("training", "joining", "paused", "left", "silent", "gone")
-ABSENT: frozenset[State] = frozenset({"left", "gone"})
+State = Literal["training", "joining", "paused", "silent", "left", "gone", "unreached"]
+"""Word that a user sees first of a peer: its phase, unless how it is reached says more. unreached: this node knows its
+record alone, which lives on for minutes; it may be coming, be dead, or be linked with others."""
+STATES: tuple[State, ...] = get_args(State)
+ABSENT: frozenset[State] = frozenset({"left", "gone", "unreached"})
 
 
 class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,12 +59,14 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
             return "silent"
         if self.phase == "leaving":
             return "left"
+        if self.reach == "unlinked":
+            return "unreached"
         return "paused" if self.phase == "paused" else "training" if self.phase == "training" else "joining"
 
     @property
     def speed(self) -> float:
         """Tokens/s. A record keeps the last speed of a node that trains no more."""
-        return 0.0 if self.reach == "gone" or self.phase in ("paused", "leaving") else self.tokens_per_s
+        return 0.0 if self.state in ABSENT or self.phase == "paused" else self.tokens_per_s
 
 
 class Outlier(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +79,8 @@ class Outlier(msgspec.Struct, frozen=True, kw_only=True):
 class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """All peers that a node knows, itself among them, in a few numbers.
 
-    alive: heard, by this node or others; known by record alone, or gone, are the rest. members: of the electorate,
-    alive or not; following: neither member nor gone. states, reach: how many of each that there is. behind: those
+    alive: heard, by this node or others; the rest is ABSENT. members: of the electorate, alive or not; following: alive
+    and no member. states, reach: how many of each that there is. behind: those
     BEHIND_ROUNDS or more behind the middle one of those that train. tokens_per_s: of all, as they say; speeds: the
     QUANTILES of those that train, None where nobody does. slowest, most_behind: OUTLIER_LIMIT of each, the worst first.
     """
@@ -106,7 +109,7 @@ def summary_of(peers: Iterable[PeerFacts]) -> PeerSummary:
     behind = behind_of(peer for peer, _ in rows)
     return PeerSummary(
         known=len(rows),
-        alive=len(rows) - reach["gone"] - reach["unlinked"],
+        alive=len(here),
         members=sum(peer.member for peer, _ in rows),
         following=sum(not peer.member for peer, _ in here),
         behind=len(behind),

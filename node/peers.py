@@ -16,10 +16,12 @@ UNKNOWN_PHASE = "unknown"
 def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
     """Members and voters first, then by PeerId; this node among them. phase: that of this node's record.
 
-    As many as there are records and watched peers, which are bounded; for each a few look-ups.
+    As many as there are records and watched peers, which are bounded; for each a few look-ups. A record is older than
+    the chain here by up to a round or two: of a peer that the newest certificate names, the round is no earlier.
     """
     members, machine, me = parts.members, parts.members.machine, parts.identity.peer_id
-    standing = rounds.standing()
+    standing, own_round = rounds.standing(), rounds.position[1]
+    certified = 0 if rounds.certifying is None else own_round
     counted = frozenset(standing.members)
     first = counted.union(standing.voters)
     alive, linked = members.present(), members.links.linked()
@@ -43,7 +45,7 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
                 phase=phase if mine else UNKNOWN_PHASE,
                 reach=reach_of(peer),
                 member=peer in counted,
-                round=rounds.position[1] if mine else 0,
+                round=own_round if mine else certified if peer in counted else 0,
                 tokens_per_s=parts.training_client.tokens_per_s if mine else 0.0,
                 sent=moved.taken,
                 received=moved.received,
@@ -56,7 +58,7 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
             phase=record.phase,
             reach=reach_of(peer),
             member=peer in counted,
-            round=record.round,
+            round=max(record.round, certified) if peer in counted else record.round,
             tokens_per_s=record.tokens_per_s,
             sent=moved.taken,
             received=moved.received,

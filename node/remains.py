@@ -1,15 +1,18 @@
 """Remains of a node on its machine: which files lie where, of what use each is, and how they are removed.
 
     data folder      ─► what Shoal wrote there, by name; whatever else lies there is its user's, and stays
-    state folder     ─► the record of what was founded here (`founded.py`)
+    state folder     ─► what the node founded, in the record of all that its user did (`founded.py`)
 
 Keys are told apart: a node's is its identity, of the authority's there is no other, and neither can be made again. Nor
-can the record, which is of all folders of its user: it goes with the keys.
+can its lines in the record: they go with the keys.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from shoal.node.founded import record_path
+from shoal.node.founded import forget, founded_by, line_of, record_path
 from shoal.node.state.store import disk_errors, locked
 
 KEYS: Final = {
@@ -60,6 +63,9 @@ FILES: Final = {
 }
 """Files that Shoal writes into a data folder, besides keys, and of what use each is."""
 
+DISTRIBUTIONS: Final = {"shoal": "shoal.node", "shoal-lab": "shoal.lab"}
+"""Distributions of Shoal, and a package by which each is known to be installed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
@@ -72,12 +78,13 @@ class Remains:
 
 
 def find_remains(data_dir: Path) -> list[Remains]:
-    """List what Shoal left: in the data folder, keys first, and the record of what was founded here."""
+    """List what Shoal left: in the data folder, keys first, and what its node founded in the record of its user."""
     with disk_errors(data_dir):
         found = sorted(_of_folder(data_dir), key=lambda one: (not one.is_key, -one.size, one.path))
-        record = record_path()
-        if record is not None and record.exists():
-            found.append(Remains(path=record, use="what `shoal init` founded", size=_size(record), is_key=True))
+        record, own = record_path(), founded_by(data_dir)
+        if record is not None and own:
+            size = sum(len(line_of(founding)) for founding in own)
+            found.append(Remains(path=record, use="what `shoal init` founded here", size=size, is_key=True))
     return found
 
 
@@ -92,10 +99,12 @@ def remove_remains(data_dir: Path, *, keys: bool) -> list[Remains]:
 
     A data folder in which nothing is left goes too. Raises ConfigError if a node runs there, StorageError.
     """
-    wanted = [one for one in find_remains(data_dir) if keys or not one.is_key]
+    wanted, own = [one for one in find_remains(data_dir) if keys or not one.is_key], founded_by(data_dir)
     with disk_errors(data_dir), locked(data_dir) if data_dir.is_dir() else nullcontext():
         for one in wanted:
-            if one.path.is_dir() and not one.path.is_symlink():
+            if one.path == record_path():
+                forget(own)
+            elif one.path.is_dir() and not one.path.is_symlink():
                 shutil.rmtree(one.path)
             else:
                 one.path.unlink(missing_ok=True)
@@ -104,6 +113,31 @@ def remove_remains(data_dir: Path, *, keys: bool) -> list[Remains]:
         if data_dir.is_dir() and not any(data_dir.iterdir()):
             data_dir.rmdir()
     return wanted
+
+
+def set_up_beside() -> list[tuple[Path, str]]:
+    """List what a user set up for Shoal by hand, as its documents say, and the command that takes each away."""
+    home = Path.home()
+    units = [
+        (Path("/etc/systemd/system/shoal.service"), "sudo systemctl disable --now shoal && sudo rm"),
+        (home / ".config/systemd/user/shoal.service", "systemctl --user disable --now shoal && rm"),
+    ]
+    completions = [
+        home / ".bash_completions/shoal.sh",
+        home / ".zfunc/_shoal",
+        home / ".config/fish/completions/shoal.fish",
+    ]
+    commands = [*units, *((path, "rm") for path in completions)]
+    return [(path, f"{command} {shlex.quote(str(path))}") for path, command in commands if path.exists()]
+
+
+def removal_of_program() -> str:
+    """Return what removes the program: what is installed of it, or the virtual environment with all that it needs."""
+    names = [name for name, package in DISTRIBUTIONS.items() if importlib.util.find_spec(package) is not None]
+    alone = f"`{shlex.quote(sys.executable)} -m pip uninstall {' '.join(names)}`"
+    if sys.prefix == sys.base_prefix:
+        return alone
+    return f"{alone}, or, if all else in there may go too, `rm -r {shlex.quote(sys.prefix)}`"
 
 
 def _of_folder(data_dir: Path) -> Iterator[Remains]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from shoal.node import other_data
 from shoal.node.control import BytesStatus, JsonValue, MemberStatus, RollbackStatus, Status
-from shoal.node.control_client import AmendStatus, BanStatus, SamplesStatus
+from shoal.node.control_client import AmendStatus, BanStatus, FetchedStatus, SamplesStatus
 from shoal.node.dashboard.service import PageService
 from shoal.node.discovery.finding import Finding
 from shoal.node.discovery.reaching import Reaching
@@ -38,7 +39,10 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
         peer=parts.identity.peer_id,
         control_addresses=reaching.control_addresses,
         lane_addresses=reaching.lane_addresses,
-        capabilities=(*reaching.capabilities, *_standing_of(parts), capability_of(parts.config.node_name)),
+        capabilities=(
+            *(*reaching.capabilities, *_standing_of(parts), capability_of(parts.config.node_name)),
+            *other_data.capability_of(parts.swarm_id, parts.training_client.held_out_data),
+        ),
         software=SOFTWARE,
         tokens_per_s=parts.training_client.steady_tokens_per_s,
         upload_bytes_per_s=float(upload or 0),
@@ -69,6 +73,7 @@ def status(
     """Status as `shoal status` shows it, with the keys in docs/interfaces.md. phase: that of this node's record."""
     upload, download = parts.lanes.caps
     standing, traffic = rounds.standing(), parts.host.traffic
+    steps, fetched = parts.training_client.steps_made, parts.state_store.fetched
     peers = peer_rows(parts, rounds, phase)
     rows = {row.peer: row for row in peers}
     missing = [str(peer) for peer in standing.missing]
@@ -80,6 +85,11 @@ def status(
         proven=[*reaching.proven, *reaching.proven_lanes],
         phase=rounds.engine.phase,
         why_paused=why_paused,
+        step=None if steps is None else steps.step,
+        steps=None if steps is None else steps.steps,
+        fetched_bytes=None if fetched is None else fetched.done_bytes,
+        state_bytes=None if fetched is None else fetched.total_bytes,
+        counts_from=None if rounds.certifying is None else rounds.certifying.counts_from,
         term=term_text(standing.term),
         round=standing.round,
         digest=standing.digest,
@@ -100,9 +110,14 @@ def status(
         loss=parts.training_client.metric,
         metric="" if parts.training_client.metric is None else parts.training_client.metric_name,
         train_loss=parts.training_client.loss,
-        tokens_per_s=parts.training_client.tokens_per_s,
+        train_metric="" if parts.training_client.loss is None else parts.training_client.loss_metric,
+        tokens_per_s=parts.training_client.tokens_per_s or None,
         blocked_fraction=parts.training_client.blocked_fraction,
         rollouts=None if rounds.sharing is None else rounds.sharing.status,
+        fetched={
+            what: FetchedStatus(times=one.times, bytes=one.bytes)
+            for what, one in parts.state_store.catchup.fetched.items()
+        },
         samples=_samples(parts.training_client.sampled),
         refused=parts.host.refusals.counts() | parts.lanes.refusals.counts(),
         dashboard=None if page is None else page.url,
@@ -161,5 +176,5 @@ def _member(row: PeerFacts) -> MemberStatus:
     reach = REACHES.get(row.reach)
     if reach is None or row.phase == UNKNOWN_PHASE:
         return MemberStatus(peer_id=row.peer, phase="missing", tokens_per_s=None, reach="gone")
-    speed = None if row.phase in IDLE_PHASES else row.tokens_per_s
+    speed = None if row.phase in IDLE_PHASES else row.tokens_per_s or None
     return MemberStatus(peer_id=row.peer, phase=row.phase, tokens_per_s=speed, reach=reach)

@@ -16,6 +16,7 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import BuiltinImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Assignment",
+    "ComparableWorkload",
     "ExportingWorkload",
+    "OneUnitWorkload",
     "SamplingWorkload",
     "Scalar",
     "SeekableWorkload",
@@ -41,7 +44,7 @@ __all__ = [
 
 GROUP = "shoal.workloads"
 METHODS = ("build", "batches", "loss", "evaluate")
-"""Methods of every workload; others are optional: see `SeekableWorkload`, `SamplingWorkload`, `ExportingWorkload`."""
+"""Methods of every workload; others are optional: see the protocols after `Workload`."""
 
 
 class Workload(Protocol):
@@ -75,6 +78,15 @@ class Workload(Protocol):
 
 
 @runtime_checkable
+class OneUnitWorkload(Protocol):
+    """A workload whose training loss can be told in the unit of its `metric`, to stand beside it."""
+
+    @property
+    def metric_per_loss(self) -> float:
+        """Factor by which a value of `loss` is in `metric`: 1 / ln 2 from nats to bits, 1 if they are one."""
+
+
+@runtime_checkable
 class SeekableWorkload(Protocol):
     """A workload that finds its place without drawing what comes before."""
 
@@ -96,6 +108,14 @@ class SamplingWorkload(Protocol):
         No more is drawn from it once there is enough to read, or it took too long. Called as `evaluate` is. Whoever
         draws at random does so with a generator of its own: training must not depend on what was sampled.
         """
+
+
+@runtime_checkable
+class ComparableWorkload(Protocol):
+    """A workload that can tell whether two nodes evaluate on the same data."""
+
+    def held_out_digest(self) -> bytes:
+        """A hash of the data that `evaluate` reads, of up to 32 bytes. Called after the first evaluation."""
 
 
 @runtime_checkable
@@ -136,7 +156,7 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     method missing, an option it does not take, a constructor that raises (that exception is the cause). A class that
     is no workload is not called.
     """
-    factory = _import_class(name) if ":" in name else _installed_class(name)
+    factory = class_of(name)
     for method in METHODS:
         if not callable(getattr(factory, method, None)):
             raise ConfigError(f"workload {name!r} has no method {method}(); a workload must have {METHODS}")
@@ -152,6 +172,21 @@ def load_workload(name: str, options: Mapping[str, Scalar], data: str | None) ->
     if not isinstance(getattr(workload, "metric", None), str):
         raise ConfigError(f"workload {name!r} has no text `metric` that says what evaluate() returns")
     return cast(Workload, workload)
+
+
+def class_of(name: str) -> Callable[..., object]:
+    """Import the class of the workload called `name`. Raises ConfigError as `load_workload`."""
+    return _import_class(name) if ":" in name else _installed_class(name)
+
+
+def missing_module(name: str) -> str | None:
+    """Name the module of module:Class that is not to be found from here; None if it may be. Imports nothing."""
+    module, separator, _ = name.partition(":")
+    top = module.partition(".")[0]
+    if not separator or not top:
+        return None
+    path = sys.path if "" in sys.path else [*sys.path, ""]
+    return None if BuiltinImporter.find_spec(top) or PathFinder.find_spec(top, path) else top
 
 
 def _installed_class(name: str) -> Callable[..., object]:
@@ -179,7 +214,8 @@ def _import_class(path: str, shown: str | None = None) -> Callable[..., object]:
             raise ConfigError(
                 f"workload {shown!r}: there is no module {error.name!r}; start this where its file lies, or install it"
             ) from None
-        raise ConfigError(f"workload {shown!r} cannot be imported: {one_line(error)}; install what it needs") from error
+        remedy = "correct it" if isinstance(error, SyntaxError) else "install what it needs"
+        raise ConfigError(f"workload {shown!r} cannot be imported: {one_line(error)}; {remedy}") from error
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]

@@ -59,7 +59,7 @@ class RelayChoice:
             apart = relays.keys() | set(pairs)
             free = [
                 p
-                for p in plan.remaining()
+                for p in plan.remaining
                 if p in alive and p not in pair and p not in tried and not any(pair_of(p, end) in apart for end in pair)
             ]
             if not free or len(tried) >= THIRDS_LIMIT:
@@ -138,12 +138,12 @@ class Accusations:
         said = self._heard(plan, alive)
         if not said:
             return set()
-        living = {peer for peer in plan.remaining() if peer in alive}
+        living = {peer for peer in plan.remaining if peer in alive}
         direct = any(m.peers for m in said.values())
         excused = frozenset() if direct or overdue else _waiting(said) - frozenset(suspected)
-        accusers = {peer: _accusers(peer, said) for peer in living - excused}
+        accusers = {peer: some for peer, some in _accusers(said).items() if peer in living and peer not in excused}
         if len(living) <= 2:
-            return {peer for peer, some in accusers.items() if some}
+            return set(accusers)
         spoken, needed = self.relays_against(plan, alive), _relays_needed(living)
 
         def enough(peer: PeerId, gone: set[PeerId]) -> bool:
@@ -151,8 +151,8 @@ class Accusations:
             two = bool(some) if peer in suspected else _are_two(plan, peer, some, said)
             return two or len(spoken.get(peer, frozenset()) - gone) >= needed
 
-        found = set[PeerId]()
-        while more := [peer for peer in sorted(living - found) if enough(peer, found)]:
+        found, spoken_of = set[PeerId](), living.intersection((*accusers, *spoken))
+        while more := [peer for peer in sorted(spoken_of - found) if enough(peer, found)]:
             found.add(max(more, key=lambda peer: len(accusers.get(peer, set()) | _accused_by(peer, accusers))))
         return found
 
@@ -161,7 +161,7 @@ class Accusations:
 
         None where two live, and none while there is somebody whom `believed` names: one thing after the other.
         """
-        living = {peer for peer in plan.remaining() if peer in alive}
+        living = {peer for peer in plan.remaining if peer in alive}
         if len(living) < 3 or self.believed(plan, alive):
             return set()
         return set(self._disputes(plan, living, self._heard(plan, alive)))
@@ -182,7 +182,7 @@ class Accusations:
         same. A peer that two accuse, or that this node's detector suspects, is cut off or hangs, and lost no dispute.
         """
         said = self._heard(plan, alive)
-        living = {peer for peer in plan.remaining() if peer in alive}
+        living = {peer for peer in plan.remaining if peer in alive}
         gone = living.intersection(later.evicted)
         against, found = self.relays_against(plan, alive), set[PeerId]()
         for dispute in self._disputes(plan, living, said):
@@ -190,7 +190,8 @@ class Accusations:
                 judged = other not in gone and (later.planner != other or other == me)
                 if one in gone and (judged or len(against.get(one, ())) >= _relays_needed(living)):
                     found.add(one)
-        return {p for p in found if p not in suspected and not _are_two(plan, p, _accusers(p, said), said)}
+        accusers = _accusers(said)
+        return {p for p in found if p not in suspected and not _are_two(plan, p, accusers.get(p, set()), said)}
 
     # -- what relays say ---------------------------------------------------------------------------------------
 
@@ -209,14 +210,14 @@ class Accusations:
         """By peer that accuses another or is accused, the relays that speak against it, or did so under earlier plans
         of this round, and take part still."""
         said = self._heard(plan, alive)
-        living = {peer for peer in plan.remaining() if peer in alive}
+        living = {peer for peer in plan.remaining if peer in alive}
         parties = {peer for dispute in self._disputes(plan, living, said) for peer in dispute}
         spoken = self._spoken(plan, alive)
         return {peer: spoken[peer] & living for peer in parties.intersection(spoken)}
 
     def _spoken(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, frozenset[PeerId]]:
         found = dict(self._against)
-        living = {peer for peer in plan.remaining() if peer in alive}
+        living = {peer for peer in plan.remaining if peer in alive}
         for dispute in self._disputes(plan, living, self._heard(plan, alive)):
             blamed = self._blamed(plan, dispute, alive)
             if blamed is not None:
@@ -261,7 +262,7 @@ class Accusations:
         self, plan: Plan, relay: PeerId | None, alive: Collection[PeerId]
     ) -> Mapping[tuple[PeerId, PeerId], RelayedWay]:
         message = None if relay is None else self._relayed.get(plan.hash, {}).get(relay)
-        if message is None or relay not in alive or relay not in plan.remaining():
+        if message is None or relay not in alive or relay not in plan.remaining:
             return {}
         peers = [p.peer for p in plan.participants]
         known = [way for way in message.ways if max(way.sender, way.receiver) < len(peers)]
@@ -270,14 +271,18 @@ class Accusations:
     def _heard(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, Stalled]:
         if plan.hash not in self._said:
             return {}
-        remaining = plan.remaining()
+        remaining = plan.remaining
         return {a: m for a, m in self._said[plan.hash].items() if a in alive and a in remaining}
 
 
-def _accusers(accused: PeerId, said: Mapping[PeerId, Stalled]) -> set[PeerId]:
-    """Peers that accuse this one directly or, if nobody accuses anybody directly, of late finals."""
-    direct = any(message.peers for message in said.values())
-    return {a for a, m in said.items() if a != accused and accused in (m.peers if direct else m.late)}
+def _accusers(said: Mapping[PeerId, Stalled]) -> dict[PeerId, set[PeerId]]:
+    """By peer, those that accuse it directly or, if nobody accuses anybody directly, of late finals."""
+    direct, found = any(message.peers for message in said.values()), dict[PeerId, set[PeerId]]()
+    for accuser, message in said.items():
+        for accused in message.peers if direct else message.late:
+            if accused != accuser:
+                found.setdefault(accused, set()).add(accuser)
+    return found
 
 
 def _relays_needed(living: Collection[PeerId]) -> int:

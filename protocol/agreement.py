@@ -321,11 +321,12 @@ class Agreement:
 
     def promised(self) -> dict[PeerId, int]:
         """Below which view each member signs no more, as far as it said so by a move, a prepare or a vote."""
-        signed = [
-            (view, peer) for rows in (self._prepares, self._votes) for (view, _), row in rows.items() for peer in row
-        ]
-        moved = [(view, peer) for view, row in self._changes.items() for peer in row]
-        return {peer: view for view, peer in sorted(signed + moved)}
+        rows: list[tuple[int, Iterable[PeerId]]] = [*self._changes.items()]
+        rows += [(view, row) for table in (self._prepares, self._votes) for (view, _), row in table.items()]
+        promised: dict[PeerId, int] = {}
+        for view, peers in sorted(rows, key=lambda one: one[0]):
+            promised.update(dict.fromkeys(peers, view))
+        return promised
 
     def is_quorum(self, peers: Iterable[PeerId]) -> bool:
         """True if these peers could decide the round, as far as the leaves heard here go."""

@@ -154,6 +154,11 @@ def _revoted(voting: Voting, wanted: Mapping[str, object]) -> Voting:
         if not isinstance(votes, bool):
             raise ConfigError(f"{key} must be true for who votes from then on, or false for who no longer does")
         changes[PeerId(peer)] = votes
+    if changes and not voting.named:
+        raise ConfigError(
+            "whoever contributes votes in this swarm, which cannot be amended; `shoal init --voters named` founds one "
+            "whose voters are named"
+        )
     try:
         return voting.changed(changes) if changes else voting
     except ValueError as error:
@@ -187,7 +192,12 @@ def settings_of(amendment: Amendment) -> dict[str, Setting]:
 
 def settings_text(amendment: Amendment) -> str:
     """Settings that an amendment changes, as a line for a person."""
-    return ", ".join(f"{change.key} = {json.dumps(change.value)}" for change in amendment.changes)
+    return told_settings(settings_of(amendment))
+
+
+def told_settings(settings: Mapping[str, Setting]) -> str:
+    """Settings by section.key, as a line for a person."""
+    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
 
 
 def amended_settings(manifest: Manifest, amended: Manifest | None) -> dict[str, Setting]:
@@ -197,6 +207,14 @@ def amended_settings(manifest: Manifest, amended: Manifest | None) -> dict[str, 
     first, now = msgspec.to_builtins(manifest), msgspec.to_builtins(amended)
     keys = ((section, name) for section, names in AMENDABLE.items() for name in names)
     return {f"{s}.{name}": now[s][name] for s, name in keys if now[s][name] != first[s][name]}
+
+
+def settings_back(before: InForce | None, after: InForce | None) -> str:
+    """Return what a line about a step back adds if it undid amendments: `; settings go back with it: …`, or nothing."""
+    if before is None or after is None:
+        return ""
+    again = amended_settings(before.manifest, after.manifest)
+    return f"; settings go back with it: {told_settings(again)}" if again else ""
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, object]:

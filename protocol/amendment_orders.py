@@ -13,6 +13,7 @@ before anybody consents to it (amending.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from shoal.protocol.amending import (
     InForce,
@@ -31,6 +32,9 @@ from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Surroundings
 from shoal.protocol.voting import voter_changes
 
+TOLD_LIMIT: Final = 1024
+HOW_TO_AGREE: Final = "`shoal status` shows who would, and the same `shoal amend --set …` here agrees"
+
 
 class Amending:
     """Amendments as one member handles them, in whose hands it is. follows: it consents to the authority's, too."""
@@ -41,6 +45,7 @@ class Amending:
         self._follows = follows
         self._asked: Wanted | None = None
         self._signed: Wanted | None = None  # by the authority, as others said
+        self._told: set[tuple[PeerId, bytes]] = set()  # who proposed what, as this node's user was told
         self._begun = False
 
     @property
@@ -113,6 +118,21 @@ class Amending:
         if wanted is None:
             return ()
         return machine.amend(wanted.amendment, asked=wanted is self._asked, authority=wanted.authority, now=now)
+
+    def proposed(self, machine: RoundMachine) -> Steps:
+        """Tell this node's user once what another's ordered, and how to agree."""
+        if not machine.agreement.votes:
+            return
+        for peer, consent in sorted(machine.amend_consents().items()):
+            key = peer, consent.amendment.hash
+            agreed = self._asked is not None and self._asked.amendment == consent.amendment
+            agreed |= self._follows and bool(consent.authority)
+            if peer == self._me or not consent.asked or agreed or key in self._told:
+                continue
+            if len(self._told) >= TOLD_LIMIT:
+                self._told.clear()
+            self._told.add(key)
+            yield Tell(f"{peer} proposes to amend {settings_text(consent.amendment)}; {HOW_TO_AGREE}")
 
     def _heard(self, machine: RoundMachine) -> Wanted | None:
         """Amendment that the authority signed, as members' consents show; of several the one of the least hash."""

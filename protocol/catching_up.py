@@ -16,6 +16,9 @@ rounds. When it is over, what came of it is an input of the member (`StateSought
     the state:    replay, where the finals that lack are fewer bytes than a state
                   else a whole one: one that came in part, or the newest that most of those hold who hold any; and
                   replay the rest
+    an image:     a follower that certificates vouch for the policy's image to takes that in place of the state, where
+                  what changed in it is fewer bytes than the finals that lack; from then on it has no state, and takes
+                  what changed or, where that is not to be had, the whole image
 
 Whoever is told at once that the head moved (`head_moved`, `hurry`) asks nobody for a newer one, unless somebody claims
 that there is one. Where rounds are shorter than this takes, a newcomer says at each head that it comes (newcomers.py),
@@ -56,6 +59,7 @@ from shoal.protocol.errands import (
     Replay,
     Steps,
     TakeEntries,
+    TakeImage,
 )
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.followers import AWAITED_LIMIT, Parents
@@ -89,11 +93,19 @@ class StateSearch:
     """Search for a state: which is fetched, from whom, and what is replayed instead. `clock` is kept up by its errands.
 
     replayed_rounds: for how many rounds the finals are fewer bytes than a state; 0 as long as that is not known.
+    takes_images: see `Surroundings`.
     """
 
-    def __init__(self, scores: DonorScores, replayed_rounds: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        scores: DonorScores,
+        replayed_rounds: Callable[[], int],
+        takes_images: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._scores = scores
         self._replayed_rounds = replayed_rounds
+        self._found_nowhere = NO_HASH
+        self._takes_images = takes_images
         self.clock = Clock()
 
     def nearer(self, state: OfState | None, chain: Chain, peers: Iterable[PeerId]) -> Steps:
@@ -101,7 +113,24 @@ class StateSearch:
 
         Comes to None if there is no progress.
         """
-        before, asked = state, tuple(peers)
+        asked = tuple(peers)
+        if not self._takes_images():
+            return (yield from self._state_nearer(state, chain, asked))
+        image = yield from self._image(state, chain, asked, cheapest=True)
+        if image is None:
+            image = yield from self._state_nearer(state, chain, asked)
+        return (yield from self._image(state, chain, asked, cheapest=False)) if image is None else image
+
+    def _image(self, state: OfState | None, chain: Chain, peers: tuple[PeerId, ...], *, cheapest: bool) -> Steps:
+        """The image of the policy on which `chain` stands; None if there is none to be had, or it is here."""
+        value, certified = chain.standing, chain.digest(chain.standing.round)
+        if certified == NO_HASH or (state is not None and is_state_of(value, state)):
+            return None
+        before = chain.digest(value.round - 1 if state is None else state.round) if value.round else NO_HASH
+        return (yield TakeImage(value, certified, before, state, peers, cheapest))
+
+    def _state_nearer(self, state: OfState | None, chain: Chain, asked: tuple[PeerId, ...]) -> Steps:
+        before = state
         if state is not None and (yield from self._replay_pays(state.round, chain)):
             state = yield Replay(state, chain, asked)
             if state.round == chain.standing.round:
@@ -123,7 +152,9 @@ class StateSearch:
         """A state of a later round than `base`, fetched whole; None if there is none to be had."""
         value, found = yield from self._choose(chain, peers, above=-1 if base is None else base.round)
         if not found:
-            logger.info("no peer has the state of round %d", value.round)
+            if value.hash != self._found_nowhere:  # else it was said before
+                logger.info("no peer has the state of round %d", value.round)
+            self._found_nowhere = value.hash
             return None
         header: OfHeader = next(iter(found.values()))
         holders = frozenset(peer for peer, held in found.items() if held.digest == header.digest)
@@ -192,7 +223,7 @@ class CatchingUp:
         self._fork_watch = fork_watch
         self._claims = Claims(scores)
         self._parents = Parents(me, scores)
-        self._search = StateSearch(scores, lambda: here.replayed_rounds)
+        self._search = StateSearch(scores, lambda: here.replayed_rounds, lambda: here.takes_images)
         self._choice = ChainChoice(here, checkpoint, self._search.clock)
         self._coming = self._fetching_genesis = False
         self._fresh = False  # the head was decided or brought here just now: nobody has to be asked for a newer one

@@ -180,6 +180,23 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeImage:
+    """Have the policy's image after `value`, by what changed in it since the state that is here, or whole.
+
+    certified: the digest that `value` has. before: that of the state whose changes are asked for, the one that is here
+    or, without one, the last before. cheapest: not if finals are fewer bytes. Comes to the image, None if it is not to
+    be had.
+    """
+
+    value: Value
+    certified: bytes
+    before: bytes
+    held: OfState | None
+    peers: tuple[PeerId, ...]
+    cheapest: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FindEarlier:
     """Look on disk for the state of an earlier round, or for finals that lead to it. Comes to it, None without it.
 
@@ -221,6 +238,7 @@ Request = (
     | AskHolders
     | FetchState
     | Replay
+    | TakeImage
     | FindEarlier
     | KeepEarlier
     | LookUp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -154,6 +154,14 @@ class Gathering:
         busy = (p for p, r in self._readies.items() if r.role in (CONTRIBUTOR, TRAINING) and p in alive)
         return not any(p in self.returners for p in busy)
 
+    def weighty(self, candidates: Mapping[PeerId, Ready]) -> Collection[PeerId]:
+        """Of these, or beside them, those whose contributions count.
+
+        A newcomer's counts only where none of the returners trains: else no round would end before one of them does.
+        """
+        trains = any(p in self.returners and r.role in (CONTRIBUTOR, TRAINING) for p, r in candidates.items())
+        return self.returners if trains else candidates.keys()
+
     def note_half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId], now: float) -> None:
         """Remember when at least half of those who train, and would have a seat, were done."""
         if self.half_ready_at is None:
@@ -238,7 +246,7 @@ class RoundFacts:
 
     def is_planned(self) -> bool:
         """True if this node takes part in the plan that it follows."""
-        return self.plan is not None and self.me in self.plan.remaining()
+        return self.plan is not None and self.me in self.plan.remaining
 
     def is_announced(self) -> bool:
         """True if this node announced its contribution, or that it makes none."""
@@ -271,7 +279,7 @@ class RoundFacts:
 
     def remaining(self, plan: Plan) -> set[PeerId]:
         """Participants that are alive, not evicted and not on the way out."""
-        return {p for p in plan.remaining() if p in self.alive} - frozenset(self.leaves)
+        return {p for p in plan.remaining if p in self.alive} - frozenset(self.leaves)
 
     def lost(self, plan: Plan) -> set[PeerId]:
         """Participants not evicted yet that died, left, were restarted, lost their contribution, are accused by enough
@@ -284,7 +292,7 @@ class RoundFacts:
         believed = self.blamed(plan)
         return {
             peer
-            for peer in plan.remaining()
+            for peer in plan.remaining
             if peer not in self.alive
             or peer in self.leaves
             or peer in shunned
@@ -429,7 +437,7 @@ class RoundFacts:
             return set()
         result = mine.digest, mine.bitmaps, mine.tokens
         same = {p for p, r in reports.items() if (r.digest, r.bitmaps, r.tokens) == result}
-        return same.intersection({*plan.remaining(), *self.agreement.everyone}).difference(self.leaves, self.banned)
+        return same.intersection({*plan.remaining, *self.agreement.everyone}).difference(self.leaves, self.banned)
 
     def take_consent(self, sender: PeerId, consent: Consent) -> None:
         """A member would go back. Raises RemoteError if it did not sign that."""

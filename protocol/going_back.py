@@ -36,6 +36,7 @@ SPIKE_SHARE: Final = 0.05
 """So much worse, as a share of the loss before, is a spike."""
 RETRY_S: Final = 2.0
 """Between two attempts to have a state that neither disk nor peers gave."""
+TOLD_LIMIT: Final = 1024
 HELD_LIMIT: Final = 2
 """States that are kept in order to go back to them, as long as nothing came of it."""
 EVALUATIONS_KEPT: Final = 4096
@@ -59,6 +60,7 @@ class GoingBack:
         self._begun = False
         self._not_before = float("-inf")
         self._losses: dict[int, float] = {}
+        self._told: set[tuple[PeerId, Target]] = set()  # who ordered what, as this node's user was told
 
     @property
     def _chain(self) -> Chain:
@@ -133,6 +135,20 @@ class GoingBack:
             return ()
         asked = wanted == self._asked
         return [*self._show(machine, wanted, now), *machine.consent(wanted, asked=asked, now=now)]
+
+    def proposed(self, machine: RoundMachine) -> Steps:
+        """Tell this node's user once to which round another's ordered to go back, and how to agree."""
+        if not machine.agreement.votes:
+            return
+        for peer, consent in sorted(machine.consents().items()):
+            known = consent.target == self._asked or (peer, consent.target) in self._told
+            if peer == self._me or not consent.asked or known:
+                continue
+            if len(self._told) >= TOLD_LIMIT:
+                self._told.clear()
+            self._told.add((peer, consent.target))
+            to = consent.target.round
+            yield Tell(f"{peer} proposes to go back to round {to}; `shoal rollback --to {to}` here agrees")
 
     def due(self, machine: RoundMachine, now: float) -> Errand | None:
         """Return the errand for the state to seek now: the one that a vote takes, else the one for a consent."""

@@ -203,7 +203,8 @@ class Lead:
 
     def _plan_over(self, candidates: dict[PeerId, Ready], *, attempt: int, evicted: tuple[PeerId, ...]) -> Plan | None:
         facts, returners = self._facts, self._facts.gathering.returners
-        contributors = [p for p, r in candidates.items() if r.role == CONTRIBUTOR and r.tokens and p in returners]
+        weighty = facts.gathering.weighty(candidates)
+        contributors = [p for p, r in candidates.items() if r.role == CONTRIBUTOR and r.tokens and p in weighty]
         if not contributors or not facts.is_quorum(candidates.keys()):
             return None
         voters, members = facts.agreement.electorate, facts.previous.members
@@ -213,7 +214,7 @@ class Lead:
             facts.previous,
             self._plan_order(attempt, evicted),
             candidates,
-            weightless=candidates.keys() - returners,
+            weightless=candidates.keys() - weighty,
             settings=facts.settings,
             deal=self._deal,
             line=facts.seating.line,

@@ -14,6 +14,8 @@ which is also the comment that `shoal init` writes above it and its row in the p
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -287,7 +289,7 @@ class MembershipSection(Message, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=SEATS_MAX,
-            description="How many members contribute to a round at most. The others follow, and take turns; more than "
+            description="How many members contribute to a round at most. The others wait for their seat; more than "
             f"the {MEMBER_LIMIT} members that there can be leave nobody out.",
         ),
     ] = MEMBER_LIMIT
@@ -398,7 +400,7 @@ class Manifest(Message, frozen=True, kw_only=True):
         if sync.exchanges_gradients or sync.applied_mixing is not None or sync.codec == "topk":
             raise ValueError(
                 f'[membership] seats = {self.seats} goes with strategy = "diloco": under {sync.strategy} what a '
-                "follower learns does not add up to one contribution; leave seats out, or take diloco"
+                "member learns while it waits does not add up to one contribution; leave seats out, or take diloco"
             )
         wait = self.longest_wait_rounds
         if self.round.staleness_rounds < wait:
@@ -445,6 +447,8 @@ class Manifest(Message, frozen=True, kw_only=True):
             del tables["rollouts"]["labels"]  # as above
         if same.rollouts is not None and same.rollouts.over_provision == 1:
             del tables["rollouts"]["over_provision"]  # as above
+        if same.rollouts is not None and not same.rollouts.images:
+            del tables["rollouts"]["images"]  # as above
         return canonical(tables)
 
     @staticmethod
@@ -475,7 +479,12 @@ def load_manifest(path: Path | str) -> Manifest:
         with path.open("rb") as file:
             data = file.read(MANIFEST_LIMIT_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}; `shoal init -o {path}` writes one") from None
+        hint = _instead_of(path)
+        raise ConfigError(f"there is no {path}{hint}") from None
+    except IsADirectoryError:
+        raise ConfigError(
+            f"{path} is a folder; give the file that `shoal init` wrote, like {path / 'swarm.toml'}"
+        ) from None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}; check the path and its mode") from None
     if len(data) > MANIFEST_LIMIT_BYTES:
@@ -487,6 +496,15 @@ def load_manifest(path: Path | str) -> Manifest:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text; give the swarm.toml that `shoal init` wrote") from None
     return parse_manifest(text, source=str(path))
+
+
+def _instead_of(path: Path) -> str:
+    """Return what a user may have meant by a path where nothing is; a swarm of one's own is the last of it."""
+    beside = {other.stem: other for other in sorted(path.parent.glob("*.toml"))}
+    near = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.7)
+    if near:
+        return f"; did you mean {beside[near[0]]}?"
+    return "; check the path, or give the link of a swarm, shoal:…; `shoal init` founds one of your own"
 
 
 def parse_manifest(text: str, *, source: str = "swarm.toml") -> Manifest:
@@ -513,13 +531,13 @@ def validate_manifest(raw: object, *, source: str) -> Manifest:
     return manifest
 
 
-def render_manifest(manifest: Manifest) -> str:
+def render_manifest(manifest: Manifest, *, option_lines: Sequence[str] = ()) -> str:
     """`manifest` as a `swarm.toml` that parses back to an equal one, commented where there is room for that.
 
-    Raises ConfigError if invalid.
+    option_lines: comments that say what the workload's options are. Raises ConfigError if invalid.
     """
     valid = validate_manifest(manifest, source="the new manifest")
-    text = render(valid)
+    text = render(valid, below={"options": option_lines})
     return text if _fits(text) else render(valid, commented=False)
 
 

@@ -110,6 +110,13 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
             "next round.",
         ),
     ] = 1.0
+    images: Annotated[
+        bool,
+        Meta(
+            description="Where policies are averaged: whether the certified digest covers the policy's image in bf16, "
+            "so that samplers may fetch what changed in it."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         if self.external_terms == "tis" and not self.labels:
@@ -119,6 +126,8 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
 def check_rollouts(section: RolloutsSection | None, sync: SyncSection) -> None:
     """Raise ValueError unless `section` is there with rollouts, where [sync] says nothing else, or with diloco."""
     strategy = strategy_named(sync.strategy)
+    if section is not None and section.images and not strategy.averages_policies:
+        raise ValueError(f'images has no meaning with strategy = "{strategy.name}"; leave it out of [rollouts]')
     if not strategy.shares_rollouts:
         if section is not None and not strategy.averages_policies:
             sharing = named(one for one in STRATEGIES.values() if one.shares_rollouts)

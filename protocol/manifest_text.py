@@ -11,8 +11,9 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -141,8 +142,13 @@ def amendable_keys(root: type[msgspec.Struct]) -> dict[str, tuple[str, ...]]:
     return {section: keys for section, keys in found.items() if keys}
 
 
-def render(manifest: msgspec.Struct, *, commented: bool = True) -> str:
-    """`manifest`, a struct of sections, as TOML: every key of this release, under its comment if these are wanted."""
+def render(
+    manifest: msgspec.Struct, *, commented: bool = True, below: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> str:
+    """`manifest`, a struct of sections, as TOML: every key of this release, under its comment if these are wanted.
+
+    below: more lines, by the key that they follow.
+    """
     root = type(manifest)
     lines: list[str] = []
     for section, hint in sections_of(root).items():
@@ -152,7 +158,7 @@ def render(manifest: msgspec.Struct, *, commented: bool = True) -> str:
         lines += [*_comment(hint.__doc__ or "", commented), f"[{section}]"]
         for key, description in _written_keys(section, hint):
             lines += _comment(description, commented)
-            lines += _assignment(section, key, getattr(table, key))
+            lines += [*_assignment(section, key, getattr(table, key)), *below.get(key, ())]
         lines.append("")
     return "\n".join(lines)
 

@@ -452,6 +452,8 @@ class Member:
         yield from self._carry_out(machine.peers_alive(here.alive(), self._now, suspected=here.suspected()))
         if self._goes_on(machine):
             yield from self._look_after_reduction(machine)
+            yield from self._going_back.proposed(machine)
+            yield from self._amending.proposed(machine)
             yield from self._carry_out(self._going_back.advise(machine, self._now))
             yield from self._seek(self._going_back.due(machine, self._now))
         if self._goes_on(machine):

@@ -264,6 +264,7 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
         """Places whose weight counts, in plan order, those of the evicted among them."""
         return tuple(i for i, p in enumerate(self.participants) if p.weight > 0)
 
+    @cached_property
     def remaining(self) -> tuple[PeerId, ...]:
         """The participants that have not been evicted."""
         return tuple(p.peer for p in self.participants if p.peer not in self.evicted)

@@ -1,8 +1,9 @@
 """No quorum: a member's ways on when the others hold it up, or when nobody makes a contribution.
 
 no quorum for ALONE_S            tell the user once; a node that has contributed already trains on locally all the while
-nobody trains for IDLE_S         (all were restarted and lost their contributions) make one after all, unless a value
-                                 of this round is prepared: that one is decided, or none
+nobody trains for IDLE_S         (all were restarted and lost their contributions, or this is a newcomer and all others
+                                 are paused) make one after all, unless a value of this round is prepared: that one is
+                                 decided, or none
 
 A value that is not prepared may have the contribution of before, and be decided all the same. Nothing counts twice
 then: the one that is made after all has neither that work nor the residual before it, and the certified plan shows that
@@ -18,14 +19,20 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
 ALONE_S = 3.0  # without a quorum, until it is said and training goes on alone
-IDLE_S = 3.0  # that nobody trains, until an observer contributes
+IDLE_S = 3.0  # that nobody trains, until an observer or a joiner contributes
+NAMED_LIMIT = 6
+"""Missing members that a warning names; of more the number is told."""
 
 
 def no_quorum(missing: Sequence[PeerId], *, waits: bool) -> str:
-    """Warning for the user; `waits`: this node cannot train on meanwhile."""
-    help = "start these members again, or, gone for good, `shoal rebase --forget` them"
+    """Warning for the user; `waits`: this node cannot train on meanwhile.
+
+    Nobody is gone for good after seconds: that there is a way on without them, status says of who is silent for long.
+    """
     meanwhile = "waiting" if waits else "training on locally"
-    return f"no quorum, {meanwhile}; {help}: {', '.join(missing)}"
+    help = "if some are gone for good, `shoal status` says what there is"
+    more = f" and {len(missing) - NAMED_LIMIT} more" if len(missing) > NAMED_LIMIT else ""
+    return f"no quorum, {meanwhile}; start these members again: {', '.join(missing[:NAMED_LIMIT])}{more}; {help}"
 
 
 def abstaining(round: int) -> str:
@@ -67,7 +74,7 @@ class NoQuorum:
         say = alone and not self.without_quorum
         self.without_quorum = alone
         train_on = alone and contributed and may_train and resting
-        waiting = machine.is_member and machine.phase is Phase.PLAN and not contributed and may_train
+        waiting = machine.phase is Phase.PLAN and not contributed and may_train
         agreement = machine.agreement
         if not waiting or agreement.abstains or agreement.is_prepared or not machine.nobody_trains():
             self._idle_since = now

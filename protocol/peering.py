@@ -228,6 +228,24 @@ class FinalsAnswer(Message, frozen=True, kw_only=True):
     plan: Plan
 
 
+class GetImage(Message, frozen=True, kw_only=True):
+    """Asks for the header of the image of the state with this digest, and for how long changes are since another."""
+
+    state: Hash
+    since: Hash
+
+
+class ImageAnswer(Message, frozen=True, kw_only=True):
+    """An encoded header of an image (collectives.state), to be checked against the certified digest.
+
+    changes: bytes of the changes of each chunk since the state that was named, as u4, little-endian; none where that
+    is not held. They, and the image, are then fetched over a lane.
+    """
+
+    header: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+    changes: Annotated[bytes, msgspec.Meta(max_length=1 << 18)]
+
+
 class LookAtChain(Message, frozen=True, kw_only=True):
     """Asks for the same without a hello, under a key made for that: `record` is of who may join and would like to."""
 

@@ -326,11 +326,6 @@ class RoundMachine:
     # -- questions -------------------------------------------------------------------------------------------
 
     @property
-    def is_member(self) -> bool:
-        """True if this node is one of the members after `previous`, whose weight counts."""
-        return self.me in self.previous.members
-
-    @property
     def phase(self) -> Phase:
         """Phase that the round is in for this node."""
         return next(phase for phase, holds in PHASES if holds(self._facts))
@@ -344,7 +339,7 @@ class RoundMachine:
         """Other participants that say they have all finals of the plan that this node is reducing by."""
         if self.plan is None or self.phase is not Phase.REDUCE:
             return ()
-        return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining())
+        return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining)
 
     def awaited(self) -> frozenset[PeerId]:
         """Peers for which this node waits: the lead, once its own part is made; for a lead, who is yet to report."""

@@ -7,8 +7,8 @@
 
 A member waits since the value that counted it last, or by which it became a member. Those of one value stand in the
 order of BLAKE3(swarm, term, round, PeerId), other in every round. So the line after a value follows from the chain,
-which everyone has, and is no one's choice. Who has no seat follows: it trains, takes part with weight zero, holds the
-state and votes where it has a vote; what it learnt is carried on like that of who came too late.
+which everyone has, and is no one's choice. Who has no seat waits for it: it trains, takes part with weight zero, holds
+the state and votes where it has a vote; what it learnt is carried on like that of who came too late.
 
 Why nobody waits for long: nobody gets in front of who waits, and a round takes its seats from the front, of those who
 are ready. So who is ready in every round is counted in one of the next members ÷ seats. Two more are for the round by
@@ -54,8 +54,8 @@ def rounds_to_turn(line: Sequence[PeerId], peer: PeerId, seats: int) -> int | No
 
 
 def turn_text(rounds: int) -> str:
-    """`has a seat in this round`, or `follows, its turn in about 2 rounds`; `rounds` as in `rounds_to_turn`."""
-    return f"follows, its turn in about {rounds} round{'s' * (rounds > 1)}" if rounds else "has a seat in this round"
+    """`has a seat in this round`, or `waits for its seat, about 2 rounds`; `rounds` as in `rounds_to_turn`."""
+    return f"waits for its seat, about {rounds} round{'s' * (rounds > 1)}" if rounds else "has a seat in this round"
 
 
 @dataclass(frozen=True)

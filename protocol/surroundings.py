@@ -92,6 +92,11 @@ class Surroundings(Protocol):
         ...
 
     @property
+    def takes_images(self) -> bool:
+        """True if this node, a follower, has use for the policy's image alone, and certificates vouch for it."""
+        ...
+
+    @property
     def resting(self) -> bool:
         """True if the trainer has done what it was told."""
         ...

@@ -23,6 +23,7 @@ import binascii
 import ipaddress
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shoal.protocol.address import format_address, parse_address
@@ -84,13 +85,19 @@ def is_link(text: str) -> bool:
     return text.startswith(PREFIX)
 
 
-def join_line(link: str, workload: str) -> str:
+OWN_DATA = "YOUR_TEXT"
+"""In a line to join with, in place of a path: where there is no file of that name, the node says so and ends."""
+
+
+def join_line(link: str, workload: str, *, data: bool = False) -> str:
     """The command that joins by `link`, as a shell takes it, whatever the name of the swarm's workload.
 
-    Code of one's own (`module:Class`) is run only by who says so, and who pastes the line says so.
+    Code of one's own (`module:Class`) is run only by who says so, and who pastes the line says so. data: the node that
+    gives the line trains on data that its user named; where a copy lies elsewhere only the receiver knows.
     """
     allowed = ("--allow-workload", workload) if ":" in workload else ()
-    return " ".join((*COMMAND, f"'{link}'", *(shlex.quote(word) for word in allowed)))
+    named = ("--data", OWN_DATA) if data else ()
+    return " ".join((*COMMAND, f"'{link}'", *(shlex.quote(word) for word in (*allowed, *named))))
 
 
 def link_in(text: str) -> str | None:
@@ -101,6 +108,9 @@ def link_in(text: str) -> str | None:
     text = text.strip()
     if is_link(text):
         return text
+    with suppress(ConfigError):  # without what comes before it, as part of a line that was copied: its check tells
+        parse_link(PREFIX + text)
+        return PREFIX + text
     try:
         words = shlex.split(text) if len(text) <= LINE_LIMIT_CHARS else []
     except ValueError:

@@ -2,9 +2,10 @@
 
     GetManifest(swarm)  ─────►  ManifestAnswer(the agreed sections, checked against the SwarmId)  or  Refusal(reason)
 
-It is public to who has the SwarmId, and no secret is in it. Strangers may ask, so what is given out is bounded per
-IP address and in all. Who is not reached, or is asked by too many, is asked again; who is of another swarm, or answers
-what no member would, is not.
+It is public to who has the SwarmId, and no secret is in it: whoever is found on the local network may give it as well
+as those that a link names, who may be gone. Strangers may ask, so what is given out is bounded per IP address and in
+all. Who is not reached, or is asked by too many, is asked again; who is of another swarm, or answers what no member
+would, is not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -27,6 +29,9 @@ from shoal.protocol.wire import SwarmId, canonical, decode
 from shoal.swarm.host import Host, as_a_stranger
 from shoal.swarm.questions import REQUEST_DEADLINE_S, hear
 from shoal.swarm.streams import MessageStream
+
+if TYPE_CHECKING:
+    from shoal.swarm.rendezvous.mdns import LocalDiscovery
 
 MANIFEST_PROTOCOL = "/shoal/manifest/1"
 REQUEST_LIMIT_BYTES = 128
@@ -49,6 +54,8 @@ TOTAL_BYTES_PER_S = 256 << 10
 TOTAL_BURST_BYTES = 4 << 20
 HOST_LIMIT = 1024
 """IP addresses that are remembered; beyond it the one that asked least lately begins anew."""
+ASKED_LIMIT = 16
+"""Peers that are asked, with those who are found on the local network: anybody may say that they are of the swarm."""
 REASONS_SHOWN = 3
 OTHER_SWARM = "this node is in swarm "
 """So begins the refusal that no later try changes."""
@@ -91,13 +98,18 @@ def _tell_nobody(text: str) -> None:
 
 
 async def fetch_manifest(
-    link: SwarmLink, *, deadline_s: float = FETCH_DEADLINE_S, on_wait: Callable[[str], None] = _tell_nobody
+    link: SwarmLink,
+    *,
+    deadline_s: float = FETCH_DEADLINE_S,
+    on_wait: Callable[[str], None] = _tell_nobody,
+    locally: LocalDiscovery | None = None,
 ) -> Manifest:
     """The manifest of the link's swarm, from the first of its peers that has it; all are asked at once, and again.
 
     It is asked for under a key made for that, so nobody is told who will join. `on_wait` is called once, if it takes
-    longer than TELL_AFTER_S. Raises ConfigError where the link names nobody, NetworkError, with what the peers said
-    last, where none has it. Cancellation leaves nothing behind.
+    longer than TELL_AFTER_S. locally: where it looks for members on the local network, who are asked as well. Raises
+    ConfigError where the link names nobody, NetworkError, with what the peers said last, where none has it.
+    Cancellation leaves nothing behind.
     """
     by_peer: dict[PeerId, list[str]] = {}
     for text in link.addresses:
@@ -116,8 +128,15 @@ async def fetch_manifest(
             found.append(await ask_again(once, ends_at, random.Random()))
         except (NetworkError, RemoteError) as error:
             reasons.append(str(error))
-        else:
+        if found or len(reasons) == len(by_peer):
             asking.cancel()
+
+    async def ask_found(host: Host, nursery: trio.Nursery, finding: LocalDiscovery) -> None:
+        nursery.start_soon(finding.run)
+        async for local in finding.found:
+            if local.peer not in by_peer and len(by_peer) < ASKED_LIMIT:
+                by_peer[local.peer] = list(local.addresses)
+                nursery.start_soon(ask, host, nursery.cancel_scope, local.peer, by_peer[local.peer])
 
     async def ask_all(host: Host) -> None:
         async with trio.open_nursery() as outer:
@@ -125,13 +144,15 @@ async def fetch_manifest(
             async with trio.open_nursery() as nursery:
                 for peer, addresses in by_peer.items():
                     nursery.start_soon(ask, host, nursery.cancel_scope, peer, addresses)
+                if locally is not None:
+                    nursery.start_soon(ask_found, host, nursery, locally)
             outer.cancel_scope.cancel()
 
     await as_a_stranger(ask_all)
     if not found:
         raise NetworkError(
-            f"none of the {len(by_peer)} members that the link names gives the manifest; check the network, or ask for "
-            f"a fresh link (`shoal link` at a member): {'; '.join(reasons[:REASONS_SHOWN])}"
+            f"none of the {len(by_peer)} members that the link names or this network has gives the manifest; ask for a "
+            f"fresh link (`shoal link` at a member), or check the network: {'; '.join(reasons[:REASONS_SHOWN])}"
         )
     return found[0]
 

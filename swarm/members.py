@@ -273,10 +273,13 @@ class Members:
         return self.may_join(peer)
 
     def brief_connections(self) -> BriefConnections | None:
-        """Connections to those who are not linked, where not all are to be; followers are not."""
+        """Connections to those who are not linked, where not all are to be; followers are not. None to who has left."""
         if self._neighbours is None and not self._pulls_of_all:
             return None
-        return BriefConnections(self._host, addresses_of=self.addresses_of, is_linked=self.links.holds)
+        return BriefConnections(self._host, addresses_of=self._addresses_unless_left, is_linked=self.links.holds)
+
+    def _addresses_unless_left(self, peer: PeerId) -> Sequence[str]:
+        return () if self._is_leaving(peer) else self.addresses_of(peer)
 
     @property
     def links_all(self) -> bool:

@@ -256,9 +256,9 @@ class RolloutExchange:
         return self.book.offers()
 
     def at_hand(self) -> tuple[Offer, ...]:
-        """Return the same, without those that only servers have which are left alone for a while."""
-        left, book = frozenset(self._left_alone.at(trio.current_time())), self.book
-        return tuple(offer for offer in book.offers() if not left or not left.issuperset(book.holders(offer.digest)))
+        """Return the same, without those that nobody can be asked for now: who has them left, or is left alone."""
+        now = trio.current_time()
+        return tuple(offer for offer in self.book.offers() if self._servers(offer, now))
 
     def expire(self, *, offered_before: int, announced_before: int) -> None:
         """Forget what others offered, and what this node announced, before these rounds of its own."""

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the tests need from the system, where this user may: gcc and the GMP headers, for the case that
 # fastecdsa (a dependency of libp2p) has no wheel for this platform and is built from source; iproute2 and nftables, for
-# tests in network namespaces; Chromium with its driver, for tests of the web page; and zbar, which reads the QR code on
-# it. Without them those are skipped.
+# tests in network namespaces; Chromium with its driver, for tests of the web page; zbar, which reads the QR code on it;
+# and tmux, for tests of terminals. Without them those are skipped.
 set -u
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -15,6 +15,7 @@ have_gmp || wanted+=(gcc libc6-dev libgmp-dev)
 have_net || wanted+=(iproute2 nftables)
 have_browser || wanted+=(chromium chromium-driver)
 command -v zbarimg >/dev/null || wanted+=(zbar-tools)
+command -v tmux >/dev/null || wanted+=(tmux)
 if [ "${#wanted[@]}" = 0 ]; then
     exit 0
 fi

@@ -129,6 +129,7 @@ def run(bench: CheckpointBench, tell: ShowNow) -> CheckpointSpeed:
             blocked.append(time.perf_counter() - began)
             outcome = writing.write()
             snapshotter.done()
+            snapshotter.prepare()
             if outcome.failure:
                 raise OSError(outcome.failure)
             written.append(outcome.write_s)

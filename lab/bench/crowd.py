@@ -149,7 +149,7 @@ def pulled_share(notes: Sequence[Sequence[Note]], since: float, until: float) ->
 
 
 def links_over_time(changes: Iterable[Linked | Lost]) -> tuple[int, int]:
-    """How many links a node has at the end of these changes, and the most that it had."""
+    """Count a node's links at the end of these changes, and the most that it had."""
     linked: set[str] = set()
     most = 0
     for change in changes:
@@ -197,7 +197,7 @@ class CrowdSwarm(Swarm):
         return len(agents) == len(links) and min(links.values()) > 0
 
     def links_of(self, node: NodeProcess) -> tuple[int, int]:
-        """How many links a node has, and the most that it had."""
+        """The number of links that a node has, and the most that it had."""
         return links_over_time(
             entry.event
             for entry in self.journal.entries

@@ -1,4 +1,4 @@
-"""Where the time of nodes goes whose steps all take as long: what was certified, what was lost, and why.
+"""Accounts of the time of nodes whose steps all take as long: what was certified, what was lost, and why.
 
     time of a node    down | starting ─► joining ─► making steps ─► standing still ─► making steps ─► … ─► killed
     steps made        in a certified round | killed with their node, neither contributed nor on its disk | else lost
@@ -131,7 +131,7 @@ def step_seconds(nodes: Iterable[NodeTimes], window: Span) -> float:
 
 
 def account(nodes: Sequence[NodeTimes], window: Span, *, certified: int, step_s: float) -> Account:
-    """Where the time went, of which so many steps were certified."""
+    """Account of the time, of which so many steps were certified."""
     begin, end = window
     made = unfinished = 0
     up = starting = joining = still = 0.0

@@ -17,7 +17,7 @@ from math import inf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """When nodes fail within `seconds`: for each node the moments, in seconds from the beginning. All start up.
+    """Failures of nodes within `seconds`: for each node the moments, in seconds from the beginning. All start up.
 
     A node that fails is down for `down_s`. The times in which it is up are drawn from an exponential distribution.
     """
@@ -82,7 +82,7 @@ def stop_and_restart(failures: Failures, checkpoint_s: float) -> StopAndRestart:
 
 
 def _all_up(failures: Failures) -> list[float]:
-    """How long each span lasts in which all nodes are up; with the last ends the trace, with each other a failure."""
+    """Lengths of the spans in which all nodes are up; with the last ends the trace, with each other a failure."""
     moments = sorted(at for moments in failures.of_nodes for at in moments)
     spans, up_since = [], 0.0
     for at in moments:

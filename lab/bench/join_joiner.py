@@ -33,6 +33,7 @@ from shoal.lab.case import Spec
 from shoal.node.option import Option, Within
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.errands import carry_out
+from shoal.node.state.fetching import tell_nobody
 from shoal.node.state.states import StateCache
 from shoal.protocol.catching_up import StateSearch
 from shoal.protocol.certificate import genesis
@@ -218,7 +219,7 @@ class Joiner:
         cpu, began = self.cpu_s(), time.perf_counter()
         with trio.fail_after(DEADLINE_S):
             errand = Errand(search.nearer(None, chain, self.peers), search.clock)
-            state: CertifiedState | None = await carry_out(errand, self.catchup.performers(_ignore))
+            state: CertifiedState | None = await carry_out(errand, self.catchup.performers(tell_nobody))
         if state is None:
             raise NetworkError("no donor of the benchmark has the state")
         return state, time.perf_counter() - began, self.cpu_s() - cpu
@@ -251,10 +252,6 @@ def _chain_to(digest: bytes) -> Chain:
     vote = founder.sign(VOTE_DOMAIN, step_preimage(0, value.hash))
     chain.extend(Certificate(value=value, view=0, signers=(founder.peer_id,), signatures=(vote,)))
     return chain
-
-
-async def _ignore(done: int, total: int) -> None:
-    await trio.lowlevel.checkpoint()
 
 
 @asynccontextmanager

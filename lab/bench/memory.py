@@ -1,4 +1,4 @@
-"""`shoal bench memory`: how much memory a node takes for each parameter, at the peak of a round.
+"""`shoal bench memory`: how much memory a node takes for each parameter, at the peak of a round; and how much disk.
 
 Two swarms of the same make, one of each size: real nodes as a user starts them, with what `shoal init` writes but for
 the workload, whose trainer makes up its updates (`shoal.node.workloads.synthetic`), one inner step a round, and that a
@@ -16,6 +16,9 @@ nodes. What grows with the model is the slope between the two sizes; the base is
 pages are told apart: the kernel may drop them, once it has written those that were changed. What daemon and trainer
 share is one file that both see, and counts once.
 
+Disk is that of a whole node, so with `--optimizer` it has a row (`disk`): the most that was seen on it at any time in
+these rounds, and what is left once the last state is saved and nobody trains.
+
 With `--within` the larger swarm runs once more, each daemon in a control group of so many bytes a parameter beside the
 base, where pages of files count too.
 """
@@ -27,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +42,7 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.cli.render import ShowNow
+from shoal.lab.bench.disk import OnDisk, on_disk
 from shoal.lab.bench.swarm import GRACE_S, SEED, BenchSpec, running_swarm
 from shoal.lab.bench.synthetic import TRAINED_NAME, WORKLOAD_NAME
 from shoal.lab.bench.train_spec import NOBODY
@@ -70,10 +74,16 @@ WHOLE_NODE: Final = {
     "adamw8bit": Target(name=_WHOLE, unit="bytes a parameter", most=22.0, aim=18.0),
 }
 """By optimizer."""
+DISK: Final = Target(name="disk of a node at the peak of a round", unit="bytes a parameter", most=24.0, aim=16.0)
+"""With AdamW."""
 LIMITED: Final = Target(name="a round of daemons whose memory is limited", unit="× one without a limit", most=1.3)
 LIMITED_BYTES: Final = 16.0
 """The target is of so many bytes a parameter."""
 FIND_S: Final = 0.01
+DISK_SAMPLE_S: Final = 0.02
+"""Between two looks at the same data folder; what is as large as the model takes longer to write."""
+SAVE_DEADLINE_S: Final = 120.0
+"""For the last state to be saved, beside what the size takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +170,8 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True):
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """The most that a node held with so many parameters, what else it had then, and the most of file pages.
 
-    round_s: seconds that a round took, the median. identical: all nodes certified the same digests.
+    round_s: seconds that a round took, the median. identical: all nodes certified the same digests. disk: the most that
+    a node had on disk; disk_rest: the most that one had when the last state was saved.
     """
 
     numel: int
@@ -168,6 +179,8 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     identical: bool
     most: Resident
     most_file: int
+    disk: OnDisk
+    disk_rest: OnDisk
 
 
 class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,8 +201,13 @@ class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.slope([peak.most.held for peak in self.peaks])
 
     @property
+    def disk_slope(self) -> float:
+        """Bytes a parameter on disk at the peak."""
+        return self.slope([peak.disk.total for peak in self.peaks])
+
+    @property
     def base_bytes(self) -> float:
-        """What the same line has at no parameters."""
+        """The value that the same line has at no parameters."""
         return self.peaks[0].most.held - self.held_slope * self.peaks[0].numel
 
     @property
@@ -198,6 +216,8 @@ class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
         is_default = STRATEGIES[self.bench.strategy] is STRATEGIES[DEFAULT_STRATEGY] and self.bench.codec is None
         target = WHOLE_NODE.get(self.bench.optimizer) if self.bench.optimizer else PER_PARAMETER
         rows: tuple[Row, ...] = (target.row(self.held_slope),) if is_default and target is not None else ()
+        if is_default and self.bench.optimizer == "adamw":
+            rows += (DISK.row(self.disk_slope),)
         if self.limited is not None and self.bench.within == LIMITED_BYTES:
             rows += (LIMITED.row(self.limited.round_s / self.peaks[1].round_s),)
         return rows
@@ -235,13 +255,20 @@ async def _measure(bench: MemoryBench, numel: int, tell: ShowNow, limits: Sequen
             for round in range(1, WARM_UP + 1):
                 await swarm.play(round)
             took, identical = [], True
-            with watched([_processes(bench, node) for node in swarm.nodes]) as seen:
+            pids = {node.folder: _family(node) for node in swarm.nodes}
+            with watched([_processes(bench, node) for node in swarm.nodes]) as seen, disk_watched(pids) as disk:
                 for round in range(WARM_UP + 1, spec.rounds + 1):
                     began = time.monotonic()
                     await swarm.play(round)
                     took.append(time.monotonic() - began)
                     identical &= len({event.digest for event in swarm.certified_by(round).values()}) == 1
                     tell(f"{numel / 1e6:g} M parameters, round {round}")
+            await swarm.until(
+                lambda: all(_is_saved(node.folder, spec.rounds) for node in swarm.nodes),
+                "the last state is saved",
+                SAVE_DEADLINE_S + spec.round_deadline_s,
+            )
+            at_rest = [on_disk(folder, found) for folder, found in pids.items()]
     if not seen:
         raise NetworkError("no daemon was seen; see that this user may read /proc/PID/status of its own processes")
     return Peak(
@@ -250,13 +277,25 @@ async def _measure(bench: MemoryBench, numel: int, tell: ShowNow, limits: Sequen
         identical=identical,
         most=max(seen, key=lambda one: one.held),
         most_file=max(one.file for one in seen),
+        disk=max(disk, key=lambda one: one.total),
+        disk_rest=max(at_rest, key=lambda one: one.total),
     )
 
 
 def _processes(bench: MemoryBench, node: NodeProcess) -> list[int]:
-    """The processes of a node that are looked at."""
+    """The processes of a node whose memory is looked at."""
+    return _family(node) if bench.optimizer else _family(node)[:1]
+
+
+def _family(node: NodeProcess) -> list[int]:
+    """The daemon of a node, and what it started."""
     daemon = node.lives[-1].pid
-    return [daemon, *(child.pid for child in psutil.Process(daemon).children())] if bench.optimizer else [daemon]
+    return [daemon, *(child.pid for child in psutil.Process(daemon).children())]
+
+
+def _is_saved(folder: Path, round: int) -> bool:
+    """True if the state of that round is on disk, and nothing is being written beside it."""
+    return (folder / "state" / f"{round}.safetensors").exists() and not list(folder.glob("*/*.partial"))
 
 
 @contextmanager
@@ -287,18 +326,41 @@ def _without_trainers(limits: Sequence[MemoryLimit]) -> Iterator[None]:
 def watched(nodes: Sequence[Sequence[int]]) -> Iterator[list[Resident]]:
     """Look at the processes of each node again and again, in a thread; what was seen when the block ends, of all."""
     seen: list[Resident] = []
-    over = threading.Event()
 
     def look() -> None:
-        while not over.wait(SAMPLE_S):
-            for pids in nodes:
-                with suppress(OSError):  # one has just ended
-                    seen.append(together([resident(pid) for pid in pids]))
+        for pids in nodes:
+            with suppress(OSError):  # one has just ended
+                seen.append(together([resident(pid) for pid in pids]))
 
-    thread = threading.Thread(target=look, name="memory")
+    with _again(look, SAMPLE_S):
+        yield seen
+
+
+@contextmanager
+def disk_watched(nodes: Mapping[Path, Sequence[int]]) -> Iterator[list[OnDisk]]:
+    """The same of each node's disk: of its data folder, and the processes that work on it."""
+    seen: list[OnDisk] = []
+
+    def look() -> None:
+        seen.extend(on_disk(folder, pids) for folder, pids in nodes.items())
+
+    with _again(look, DISK_SAMPLE_S):
+        yield seen
+
+
+@contextmanager
+def _again(look: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call `look` every so often in a thread, until the block ends."""
+    over = threading.Event()
+
+    def run_until_over() -> None:
+        while not over.wait(every_s):
+            look()
+
+    thread = threading.Thread(target=run_until_over, name="looks")
     thread.start()
     try:
-        yield seen
+        yield
     finally:
         over.set()
         thread.join()
@@ -330,6 +392,9 @@ def to_document(result: MemoryResult) -> dict[str, object]:
 
     exact is None: that all have one state is checked, and not recomputed.
     """
+    kinds = sorted({kind for peak in result.peaks for kind in (*peak.disk.kinds, *peak.disk_rest.kinds)})
+    disk = {kind: result.slope([peak.disk.kinds.get(kind, 0) for peak in result.peaks]) for kind in kinds}
+    rest = {kind: result.slope([peak.disk_rest.kinds.get(kind, 0) for peak in result.peaks]) for kind in kinds}
     slopes = {
         "anonymous": [peak.most.anonymous for peak in result.peaks],
         "shared": [peak.most.shared for peak in result.peaks],
@@ -341,6 +406,8 @@ def to_document(result: MemoryResult) -> dict[str, object]:
         "strategy": result.bench.strategy,
         "codec": result.bench.manifest(large.numel, [NOBODY]).sync.codec,
         "daemon_bytes_per_parameter": {kind: result.slope(sizes) for kind, sizes in slopes.items()},
+        "disk_bytes_per_parameter": {"peak": result.disk_slope, "at rest": sum(rest.values())},
+        "disk_by_kind": {"peak": disk, "at rest": rest},
         "base_bytes": result.base_bytes,
         "round_s": large.round_s,
         "identical": _identical(result),

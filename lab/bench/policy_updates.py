@@ -4,7 +4,7 @@ The policy is the one that `shoal init --workload char-policy` names, taught its
 optimizer's moments are as in training; then it makes some steps at each learning rate, and three ways to tell of what
 came of them are measured beside each other:
 
-    changes    what changed in the policy's image in bf16 (`shoal.lab.policy_image`)
+    changes    what changed in the policy's image in bf16 (`shoal.collectives.policy_image`)
     finals     the reduced chunks of a round, in the codec of the manifest: what a node has to fetch today
     whole      the whole policy in bf16
 
@@ -26,7 +26,7 @@ import torch
 from shoal.cli.text import count, quantity
 from shoal.collectives.codecs import F32, final_chunk_codec
 from shoal.collectives.grid import Grid
-from shoal.lab.policy_image import BF16, encode_changes, image_of
+from shoal.collectives.policy_image import VALUE_BYTES, encode_changes, image_of
 from shoal.node.sapo.averaging import module_of
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.policies import PolicyLimits, load_policy
@@ -83,7 +83,7 @@ class Ways:
                 final_chunk_codec(self.codec, self.grid, chunk).encoded_bytes(self.grid.length(chunk))
                 for chunk in range(self.grid.chunks)
             ),
-            whole_bytes=sum(BF16.encoded_bytes(length) for _, length in spans),
+            whole_bytes=VALUE_BYTES * self.grid.numel,
         )
 
 

@@ -35,7 +35,7 @@ from shoal.lab.case import Case, LongCaseOptions, Spec
 from shoal.lab.fleet import Swarm, pss_mb, untested_command
 from shoal.lab.shipped import init_tables
 from shoal.lab.targets import Row, Target
-from shoal.node.control_client import request
+from shoal.node.control_client import FetchedStatus, request
 from shoal.node.option import Option, Within
 from shoal.node.reporting.events import Certified, Rollouts
 from shoal.node.sapo.policies import BUILT_IN
@@ -49,6 +49,7 @@ from shoal.testnet.throttle import means
 BEGIN_DEADLINE_S: Final = 900.0
 """Until all have made a round: the first founder's warm-up, in which all share the machine."""
 BF16_BYTES: Final = 2
+NOTHING: Final = FetchedStatus(times=0, bytes=0)
 
 TIMES: Final = Target(name="reward of the trainers beside that of as many alone", unit="×", least=1.5, aim=2.5)
 MEMORY: Final = Target(name="memory of a sampler's daemon", unit="MiB", most=120)
@@ -59,6 +60,9 @@ CHANGES: Final = Target(
     unit="×",
     most=1 / 20,
     aim=1 / 100,
+)
+CHANGED: Final = Target(
+    name="what a sampler fetched for an update by what changed in bf16, beside the whole policy", unit="×"
 )
 UPDATE: Final = Target(name="what came to a sampler for a round, beside the whole policy in bf16", unit="×")
 
@@ -72,15 +76,19 @@ class SamplersBench(Spec):
     minutes: Annotated[
         float, Option("--minutes", help="For so long rounds count, with samplers and without.", check=Within(0.1, 600))
     ] = 10.0
+    lr: Annotated[
+        float, Option("--lr", help="Learning rate of the trainers; 0: what init writes.", check=Within(0, 1))
+    ] = 0.0
     share: Annotated[float, Option("--share", help="Of one core, for each node.", check=Within(0.01, 1))] = 0.2
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """What a swarm did in its time.
+    """Account of what a swarm did in its time.
 
     reward: over the rounds of all trainers' agents; rounds: how many these were; certified: rounds of the swarm;
     taken: groups of others that trainers took. update_bytes: for each round that a sampler followed, the median of
-    them, None where none came further; memory_mb: of their daemons, the largest, None without samplers.
+    them, None where none came further; fetched: what samplers fetched in the time, by what it was; memory_mb: of their
+    daemons, the largest, None without samplers.
     """
 
     reward: float
@@ -90,6 +98,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     policy_bytes: int
     update_bytes: float | None
     memory_mb: float | None
+    fetched: dict[str, FetchedStatus] = {}
 
 
 class SamplersResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +122,12 @@ class SamplersResult(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> tuple[Row, ...]:
         """Measured values, each with its target."""
         update, memory = self.beside.update_bytes, self.beside.memory_mb
+        changes = self.beside.fetched.get("changes")
         return (
             TIMES.row(self.times),
             MEMORY.row(None if memory is None else memory * 1e6 / 2**20),
             UPDATE.row(None if update is None else update / self.beside.policy_bytes),
+            CHANGED.row(None if changes is None else changes.bytes / changes.times / self.beside.policy_bytes),
             CHANGES.row(next((one.changes_bytes / one.whole_bytes for one in self.updates if _is_small(one)), None)),
         )
 
@@ -126,10 +137,11 @@ def _is_small(update: UpdateSizes) -> bool:
 
 
 class Followed(NamedTuple):
-    """The round whose state a sampler has, and the bytes that it has received."""
+    """The round whose state a sampler has, the bytes that it has received, and what it has fetched."""
 
     round: int
     received: int
+    fetched: dict[str, FetchedStatus]
 
 
 class SamplersSwarm(Swarm):
@@ -140,7 +152,7 @@ class SamplersSwarm(Swarm):
         self.trainers = range(bench.trainers)
         self.samplers = range(bench.trainers, bench.trainers + samplers)
         runtime = Runtime(command=partial(_command, len(self.trainers)))
-        manifest = partial(samplers_manifest, bench.trainers)
+        manifest = partial(samplers_manifest, bench.trainers, lr=bench.lr)
         super().__init__(folder, bench.trainers + samplers, manifest, runtime=runtime)
 
     def has_begun(self) -> bool:
@@ -163,7 +175,8 @@ class SamplersSwarm(Swarm):
         for index in self.samplers:
             with suppress(ShoalError):
                 status: Any = request(self.node(index).folder, "status")
-                found[index] = Followed(status["round"], status["bytes"]["received"])
+                fetched = msgspec.convert(status["fetched"], dict[str, FetchedStatus])
+                found[index] = Followed(status["round"], status["bytes"]["received"], fetched)
         return found
 
     def window(self, since: float, before: Mapping[int, Followed], after: Mapping[int, Followed]) -> Window:
@@ -186,12 +199,30 @@ class SamplersSwarm(Swarm):
             policy_bytes=BF16_BYTES * read_layout(self.node(0).folder / LAYOUT).numel,
             update_bytes=statistics.median(came) if came else None,
             memory_mb=max(pss_mb(daemons[index] for index in self.samplers if index in daemons), default=None),
+            fetched=_difference(before, after),
         )
 
 
-def samplers_manifest(trainers: int, peers: list[PeerId]) -> Manifest:
-    """The manifest of `shoal init --workload char-policy`, of which the trainers are the founders."""
+def _difference(before: Mapping[int, Followed], after: Mapping[int, Followed]) -> dict[str, FetchedStatus]:
+    """Everything that was fetched from `before` to `after`, by what it was."""
+    found: dict[str, FetchedStatus] = {}
+    for index in before.keys() & after.keys():
+        for what, now in after[index].fetched.items():
+            was, sums = before[index].fetched.get(what, NOTHING), found.get(what, NOTHING)
+            times, size = sums.times + now.times - was.times, sums.bytes + now.bytes - was.bytes
+            if times:
+                found[what] = FetchedStatus(times=times, bytes=size)
+    return found
+
+
+def samplers_manifest(trainers: int, peers: list[PeerId], *, lr: float = 0.0) -> Manifest:
+    """The manifest of `shoal init --workload char-policy`, of which the trainers are the founders.
+
+    lr: in place of what it writes, unless 0.
+    """
     tables = init_tables("samplers", peers[:trainers], workload=next(iter(BUILT_IN)))
+    if lr:
+        tables["inner"]["lr"] = lr
     return validate_manifest(tables, source="the benchmark")
 
 

@@ -74,7 +74,7 @@ def measure_sapo(
     """
     started = time.process_time()
     starts = starts or WarmStarts()
-    choices = task_choices(bench.rewards)
+    choices = list(bench.tasks) or task_choices(bench.rewards)
     source = TaskSource(choices)
     shared = SharedMemory(seed, delay=bench.delay)
     with one_thread(), Scorer(source) as scorer:

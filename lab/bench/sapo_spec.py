@@ -13,6 +13,7 @@ from shoal.lab.bench.machine import Machine
 from shoal.lab.case import Numbers, Spec, parse_numbers
 from shoal.node.option import Option
 from shoal.node.sapo.char_policy import CharModelSettings
+from shoal.node.sapo.families import load_family
 from shoal.node.sapo.grpo import ExternalTerms, GrpoSettings
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.learner import LearnerSettings
@@ -20,6 +21,7 @@ from shoal.node.sapo.tasks import Config, Task, TaskChoice, TaskFamily, answer_i
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest import load_manifest
 
 Skills = Literal["like", "unlike"]
 Sampling = Literal["uniform", "weighted"]
@@ -58,7 +60,8 @@ class SapoBench:
 
     skills: `like`: every agent is warmed up on all families; `unlike`: each on half of them, shifted by one from agent
     to agent. common: after each round all agents have the mean of their policies. delay: others hear of a group so many
-    rounds after it was made. Raises ConfigError for what cannot be run.
+    rounds after it was made. tasks: in place of `TASKS`, with rewards of their own. Raises ConfigError for what cannot
+    be run.
     """
 
     local: int
@@ -77,6 +80,7 @@ class SapoBench:
     model: CharModelSettings = MODEL
     updates: UpdateSettings = UPDATES
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
+    tasks: tuple[TaskChoice, ...] = ()
 
     def __post_init__(self) -> None:
         """Check ranges; groups are checked by `LearnerSettings`."""
@@ -86,6 +90,8 @@ class SapoBench:
             raise ConfigError(f"--rounds must be 1 to {ROUNDS_LIMIT}, not {self.rounds}")
         if self.skills not in get_args(Skills):
             raise ConfigError(f"--skills must be {' or '.join(get_args(Skills))}, not {self.skills!r}")
+        if self.skills == "unlike" and len(self.tasks) == 1:
+            raise ConfigError("--skills unlike: of one task there is no half; give --tasks a manifest with two or more")
         if self.terms not in get_args(ExternalTerms):
             raise ConfigError(f"--terms must be one of {', '.join(get_args(ExternalTerms))}, not {self.terms!r}")
         if self.sampling not in get_args(Sampling):
@@ -139,6 +145,7 @@ class SapoBench:
             "delay": self.delay,
             "learning_rate": self.updates.learning_rate,
             "warm_up_reward": self.warm_up.reward,
+            "tasks": "; ".join(f"{one.family.name} {one.config} × {one.weight}" for one in self.tasks),
         }
 
 
@@ -200,6 +207,14 @@ class SapoOptions(Spec):
     warm_up_reward: Annotated[
         float, Option("--warm-up-reward", help="The reward at which an agent's supervised warm-up ends.")
     ] = WarmUpSettings().reward
+    tasks: Annotated[
+        Path | None,
+        Option(
+            "--tasks",
+            help="Train on the tasks of this manifest's [rollouts], by their own rewards, in place of four easy ones.",
+            metavar="MANIFEST",
+        ),
+    ] = None
 
     def bench_of(self, local: int, external: int) -> SapoBench:
         """The swarm in which so many groups of a round are its own and others'. Raises ConfigError."""
@@ -218,6 +233,7 @@ class SapoOptions(Spec):
             delay=self.delay,
             updates=replace(UPDATES, learning_rate=self.learning_rate),
             warm_up=WarmUpSettings(reward=self.warm_up_reward),
+            tasks=() if self.tasks is None else tasks_in(self.tasks),
         )
 
     @property
@@ -239,6 +255,18 @@ def task_choices(rewards: Rewards = "exact") -> list[TaskChoice]:
     """The families of `TASKS`. Raises ConfigError where reasoning-gym is missing."""
     family = ExactFamily if rewards == "exact" else GymFamily
     return [TaskChoice(family=family(name), config=config) for name, config in TASKS]
+
+
+def tasks_in(manifest: Path) -> tuple[TaskChoice, ...]:
+    """The tasks that the swarm of a manifest shares. Raises ConfigError, also for a family that is not installed."""
+    section = load_manifest(manifest).rollouts
+    if section is None:
+        raise ConfigError(
+            f"--tasks {manifest}: it has no [rollouts]; `shoal init --strategy rollouts` writes one that has"
+        )
+    return tuple(
+        TaskChoice(family=load_family(one.family), config=one.config, weight=one.weight) for one in section.tasks
+    )
 
 
 def taught_choices(bench: SapoBench, choices: list[TaskChoice], agent: int) -> list[TaskChoice]:
@@ -320,5 +348,6 @@ class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
     rewards: str = "exact"
     common: bool = False
     delay: int = 0
+    tasks: str = ""
     held_out_first: float | None = None
     held_out_last: float | None = None

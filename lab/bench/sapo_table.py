@@ -74,20 +74,26 @@ def rows_of(results: Sequence[SapoResult]) -> list[Row]:
     for swarm in dict.fromkeys(_swarm(one) for one in results if not one.attackers):
         runs = [one for one in results if not one.attackers and _swarm(one) == swarm]
         alone = {one.seed: one for one in runs if _setting(one) == ALONE}
-        pairs = [(one, alone[one.seed]) for one in runs if _setting(one) == SHARED and one.seed in alone]
+        pairs = _comparable((one, alone[one.seed]) for one in runs if _setting(one) == SHARED and one.seed in alone)
         if alone:
             rewards = (one.cumulative_reward / other.cumulative_reward for one, other in pairs)
             tokens = (one.reward_per_million_tokens / other.reward_per_million_tokens for one, other in pairs)
             rows += [REWARD[runs[0].skills].row(min(rewards, default=None)), PER_TOKEN.row(min(tokens, default=None))]
-    attacked = [one.cumulative_reward / other.cumulative_reward for one, other in _attacked_pairs(results)]
+    attacked = [one.cumulative_reward / other.cumulative_reward for one, other in _comparable(_attacked_pairs(results))]
     return [*rows, ATTACKED.row(Spread.of_any(attacked))]
 
 
+def _comparable(pairs: Iterable[tuple[SapoResult, SapoResult]]) -> list[tuple[SapoResult, SapoResult]]:
+    """Those whose second has any reward: in few rounds an agent may earn none."""
+    return [(one, other) for one, other in pairs if other.cumulative_reward > 0]
+
+
 def _swarm(result: SapoResult) -> str:
-    """What runs have in common that are compared with one another."""
+    """Settings that runs have in common which are compared with one another."""
     return (
         f"{result.agents} agents, {result.skills} skills, {result.rounds} rounds, warmed up to a reward of "
         f"{result.warm_up_reward:g}, learning rate {result.learning_rate:g}, others' terms {result.terms}"
+        + (f", tasks {result.tasks}" if result.tasks else "")
     )
 
 
@@ -95,7 +101,7 @@ def _attacked_pairs(results: Sequence[SapoResult]) -> list[tuple[SapoResult, Sap
     """Attacked runs, each with the run of the same seed in which the honest agents are by themselves."""
 
     def same(one: SapoResult, other: SapoResult) -> bool:
-        names = ("seed", "local", "external", "rounds", "skills", "warm_up_reward", "learning_rate", "terms")
+        names = ("seed", "local", "external", "rounds", "skills", "warm_up_reward", "learning_rate", "terms", "tasks")
         return all(getattr(one, name) == getattr(other, name) for name in names)
 
     quiet = [one for one in results if not one.attackers]
@@ -119,7 +125,7 @@ def summary_table(results: Sequence[SapoResult]) -> str:
     lines = []
     for setting in settings:
         runs = [one for one in results if _setting(one) == setting]
-        pairs = [(one, first[one.seed]) for one in runs if one.seed in first]
+        pairs = _comparable((one, first[one.seed]) for one in runs if one.seed in first)
         cells = (
             setting,
             f"{statistics.fmean(one.cumulative_reward for one in runs):.1f}",
@@ -189,7 +195,7 @@ class SapoTableOptions(Spec):
 
 
 def put_together(options: SapoTableOptions, tell: ShowNow) -> list[SapoResult]:
-    """What sharing rollouts is worth, by the results of several runs."""
+    """Worth of sharing rollouts, by the results of several runs."""
     results = [one for path in options.results for one in read_results(path)]
     if not results:
         names = ", ".join(map(str, options.results))

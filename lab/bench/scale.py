@@ -364,7 +364,7 @@ def _struck(
 
 
 def _sides(bench: ScaleBench, record: RunRecord, when: tuple[float, float], tallies: Sequence[NodeTally]) -> Sides:
-    """What the sides did while they were apart, but for the round that was certified when they were parted."""
+    """Work of the sides while they were apart, but for the round that was certified when they were parted."""
     began, ended = when
     known = len(rows.ends_between(record, 0.0, began))
     certified = [(rows.rounds_of(record, side, known, began, ended), side) for side in bench.sides]

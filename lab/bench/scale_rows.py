@@ -49,7 +49,7 @@ def seconds_of_rounds(record: RunRecord) -> Spread | None:
 
 
 def _first_ends(record: RunRecord) -> dict[int, float]:
-    """When each round was certified by whoever was first."""
+    """The moment at which each round was certified by whoever was first."""
     first: dict[int, float] = {}
     for _, event in record.certified():
         first[event.round] = min(event.at, first.get(event.round, inf))
@@ -57,7 +57,7 @@ def _first_ends(record: RunRecord) -> dict[int, float]:
 
 
 def ends_between(record: RunRecord, begin: float, end: float) -> list[float]:
-    """When the rounds were certified that were in this time, each by whoever was first."""
+    """The moments at which the rounds were certified that were in this time, each by whoever was first."""
     return sorted(at for at in _first_ends(record).values() if begin <= at <= end)
 
 
@@ -98,7 +98,7 @@ def control_kb_s(record: RunRecord) -> float | None:
 
 
 def times_dead(record: RunRecord, peers: Collection[str], begin: float, end: float) -> tuple[float, ...]:
-    """How long each lasted, of the times that a node held one of `peers` for dead, which began within begin..end.
+    """Lengths of the times that a node held one of `peers` for dead, which began within begin..end.
 
     One that is still so when the run ends lasts until then. What these peers say of each other does not count.
     """

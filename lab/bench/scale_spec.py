@@ -96,7 +96,7 @@ class ScaleBench(Spec):
 
 
 class Sides(msgspec.Struct, frozen=True, kw_only=True):
-    """What two sides did that did not reach each other. rounds: that each certified, the one that certified more first.
+    """Rounds of two sides that did not reach each other. rounds: that each certified, the larger number first.
 
     alone: steps that the other one made. one_chain_s: from the heal until all were past those rounds; None if never.
     """
@@ -107,7 +107,7 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Struck(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a swarm of which some nodes were held, stopped, or apart from the others.
+    """Outcome of a swarm of which some nodes were held, stopped, or apart from the others.
 
     means: how. certified: rounds in that time. deaths: how long each time lasted that a node left alone held one that
     is held for dead, in seconds. before_s, during_s, after_s: medians from one round to the next; None without any.

@@ -74,7 +74,7 @@ class NodeLog:
 
 
 def read_node(index: int, peer_id: str, folder: Path) -> NodeLog:
-    """What is left of a node in its folder. Blocks."""
+    """Read what is left of a node in its folder. Blocks."""
     events = list(read_log(folder / LOG_NAME))
     return NodeLog(
         index=index,

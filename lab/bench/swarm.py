@@ -10,6 +10,7 @@ test mode. While the gate of a round is closed, all nodes stand in its TRAIN pha
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from shoal.node.options import Hold
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import Certified, Died, Holding, Linked, Lost, Revived, RoundStarted, Started
+from shoal.node.state.disk_need import bytes_at_least
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import CHUNK_VALUES_STEP, Manifest, RoundSection, validate_manifest
@@ -186,6 +188,17 @@ def check_memory(spec: BenchSpec, available: int) -> None:
         )
 
 
+def check_disk(spec: BenchSpec, free: int) -> None:
+    """Raises ConfigError for a swarm that cannot fit in so many bytes of disk, with what would."""
+    needed = spec.peers * bytes_at_least(spec.numel, spec.codec)
+    if needed > free:
+        fits = int(spec.numel * max(0, free) / needed)
+        raise ConfigError(
+            f"{spec.peers} nodes of {spec.numel:,} values need {needed / 1e9:.1f} GB of disk at least, and "
+            f"{free / 1e9:.1f} GB are free; take at most {fits:,} values, fewer nodes, or a larger disk (TMPDIR)"
+        )
+
+
 @asynccontextmanager
 async def running_swarm(spec: BenchSpec, folder: Path, network: Network | None = None) -> AsyncIterator[BenchSwarm]:
     """A swarm in front of the gate of round 1, in these namespaces or on loopback.
@@ -193,6 +206,7 @@ async def running_swarm(spec: BenchSpec, folder: Path, network: Network | None =
     Raises ConfigError if it cannot fit, NetworkError; whatever happens, no process is left.
     """
     check_memory(spec, psutil.virtual_memory().available)
+    check_disk(spec, shutil.disk_usage(folder).free)
     with ExitStack() as gates:
         swarm = BenchSwarm(spec, folder, gates, network)
         async with swarm.owned():

@@ -274,6 +274,7 @@ class SyntheticSwarm:
                 missing=missing,
                 loss=self._loss,
                 train_loss=self._train_loss,
+                train_metric="bits per byte",
                 tokens_per_s=peers[0].tokens_per_s,
                 blocked_fraction=0.042 if certified else None,
                 traffic=self.traffic(),
@@ -402,7 +403,7 @@ class SyntheticSwarm:
 
 
 def samples_of(number: int) -> dict[str, str]:
-    """What a made-up model says after so many rounds: less and less of it is noise."""
+    """Text of a made-up model after so many rounds: less and less of it is noise."""
     noise = random.Random(number)
     share = math.exp(-number / 14)
     letters = "etaoin shrdlu,.\n("

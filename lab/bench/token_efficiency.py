@@ -1,4 +1,4 @@
-"""How far a run comes with its tokens, beside the curve of synchronous training: loss against loss, tokens for tokens.
+"""Token efficiency: a run beside the curve of synchronous training, loss against loss, tokens for tokens.
 
     loss        the mean of the last `EVALUATIONS` evaluations of the run
     ratio       loss ÷ the mean of the synchronous curve at the same numbers of tokens, between points by straight lines

@@ -63,6 +63,9 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     p90: float
     max: float
 
+    def __str__(self) -> str:
+        return f"{self.median:+.2f} s median, {self.p90:+.2f} s p90, {self.max:+.2f} s max"
+
 
 class KindReport(msgspec.Struct, frozen=True, kw_only=True):
     """All runs of one kind of fault; delay_s is None where no round of them was certified."""

@@ -92,10 +92,7 @@ def summary(report: CampaignReport, out: Path) -> list[str]:
         f"took {report.longest_round_share:.0%} of what it may, {count(report.evicted_survivors, 'survivor')} evicted",
     ]
     for kind, found in report.by_fault.items():
-        delay = found.delay_s
-        took = (
-            "" if delay is None else f", {delay.median:+.2f} s median, {delay.p90:+.2f} s p90, {delay.max:+.2f} s max"
-        )
+        took = "" if found.delay_s is None else f", {found.delay_s}"
         lines.append(f"fault      {kind}: {count(found.runs, 'run')}{took}")
     if report.failed_runs:
         numbers = ", ".join(str(number) for number in report.failed_runs)

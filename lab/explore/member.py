@@ -24,7 +24,6 @@ from shoal.lab.explore.scope import (
     changing_electorate,
     electorate,
     explored_digest,
-    outweighs,
 )
 from shoal.lab.explore.word import (
     Log,
@@ -39,6 +38,7 @@ from shoal.lab.explore.word import (
     still_binding,
     vote_stage,
 )
+from shoal.lab.quorum_rule import outweighs
 from shoal.protocol.agreement import (
     Agreement,
     AgreementEffect,
@@ -71,7 +71,7 @@ from shoal.protocol.messages import (
     step_preimage,
 )
 from shoal.protocol.view_change import sign_move
-from shoal.protocol.voting import Voting
+from shoal.protocol.voting import FaultModel, Voting
 
 MakeAgreement = Callable[[Identity, Value, Voting], Agreement]
 
@@ -463,7 +463,9 @@ class Members:
 
     def outweigh(self, supporters: Collection[PeerId], leaves: Collection[PeerId]) -> bool:
         """True if these are a quorum of the voters, in other words than the protocol's."""
-        return outweighs(self.previous, supporters, leaves, self.scope.faults, self.voters)
+        return outweighs(
+            self.previous, supporters, leaves, voters=self.voters, lying=self.scope.faults is FaultModel.LYING
+        )
 
     def _unfounded(self, certificate: Certificate) -> str | None:
         if self._forks_only:

@@ -42,8 +42,8 @@ from shoal.lab.explore.repair_member import Members
 from shoal.lab.explore.repair_run import Components
 from shoal.lab.explore.repair_scope import RepairScope, Returns
 from shoal.lab.explore.repair_steps import Outcome
-from shoal.lab.explore.scope import outweighs
 from shoal.lab.explore.search import Finding, OnProgress, Search, State, ignore_progress
+from shoal.lab.quorum_rule import outweighs
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Vote
 

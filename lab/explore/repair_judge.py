@@ -124,7 +124,7 @@ def wrong_revision(before: Plan | None, plan: Plan, helds: Mapping[PeerId, Colle
         return None  # another path or a longer deadline, and nothing is closed off
     answers = {
         peer: [h for h in helds.get(peer, ()) if h.lineage == plan.lineage and set(h.evicted) == set(plan.evicted)]
-        for peer in plan.remaining()
+        for peer in plan.remaining
     }
     if not all(answers.values()):
         return "revised without the word of one who remains"

@@ -27,8 +27,8 @@ from shoal.lab.explore.repair_judge import (
     wrong_signature,
 )
 from shoal.lab.explore.repair_scope import STATE, ScopeSetup
-from shoal.lab.explore.scope import outweighs
 from shoal.lab.explore.word import broken_promise
+from shoal.lab.quorum_rule import outweighs
 from shoal.protocol.agreement import Broadcast, DurableRecord, Mismatch
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.donors import DonorScores

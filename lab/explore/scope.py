@@ -219,27 +219,6 @@ def abandoned_log(previous: Value) -> tuple[DurableRecord, ...]:
     )
 
 
-def outweighs(
-    previous: Value,
-    supporters: Collection[PeerId],
-    leaves: Collection[PeerId] = (),
-    faults: FaultModel = FaultModel.CRASH,
-    voters: Collection[PeerId] = (),
-) -> bool:
-    """The quorum rule in other words than the protocol's: more than half, or exactly half with the last planner.
-
-    In `lying`, those who are missing are fewer than a third. voters: left out, the members of `previous`.
-    """
-    voters = voters or previous.members
-    if faults is FaultModel.LYING:
-        return 3 * len(set(voters) - set(supporters)) < len(voters)
-    electorate = set(voters) - set(leaves)
-    inside = electorate & set(supporters)
-    return 2 * len(inside) > len(electorate) or (
-        len(inside) > 0 and 2 * len(inside) == len(electorate) and previous.planner in inside
-    )
-
-
 class Values:
     """The values that are proposed after `previous`, and what they and messages are called.
 
@@ -310,15 +289,8 @@ class Values:
 
     def report(self, value: Value) -> Report:
         """Return the Report that every member computes from the finals of the plan of `value`."""
-        return Report(
-            term=value.term,
-            round=value.round,
-            base=value.base,
-            plan=value.plan,
-            digest=domain_hash("explored digest", value.plan),
-            bitmaps=NO_HASH,
-            tokens=value.tokens,
-        )
+        digest = domain_hash("explored digest", value.plan)
+        return msgspec.structs.replace(report_of(value), digest=digest, bitmaps=NO_HASH)
 
     def name(self, value_hash: bytes) -> str:
         """Name of a value, for people."""

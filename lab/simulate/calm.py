@@ -35,7 +35,7 @@ ORDER_ROUNDS = 2
 
 
 class Calm:
-    """How many rounds in a row have been calm."""
+    """The number of rounds in a row that have been calm."""
 
     def __init__(self, swarm: Simulation) -> None:
         self._swarm = swarm

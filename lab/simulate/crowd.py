@@ -99,7 +99,7 @@ class Crowd(Simulation):
         self._followed_until = float("inf")
         self._look_at, self._is_done = 0.0, False
         self._entry_bytes: dict[bytes, int] = {}
-        self._formats: dict[bytes, FinalFormat] = {}
+        self._opened: dict[bytes, list[tuple[Finals, Finals]]] = {}
         self._next_number = members
         super().__init__(flat, components or Components())
 
@@ -239,9 +239,16 @@ class Crowd(Simulation):
         for who in waiting.due(self.chain_of(number), self.timeline.now, current=self.is_current(number)):
             self.answers[number].pop(who)()
 
-    def final_format(self, finals: Finals) -> FinalFormat:
-        """The form of finals, made once for all who check them."""
-        return self._formats.setdefault(finals.plan.hash, FinalFormat(finals.plan))
+    def opened(self, finals: Finals) -> Finals:
+        """Finals as who fetched them checks and reads them, once for all who have the very same. Raises RemoteError."""
+        known = self._opened.setdefault(finals.plan.hash, [])
+        same = next((opened for given, opened in known if finals is given or finals is opened), None)
+        if same is None:
+            form = FinalFormat(finals.plan)
+            chunks = tuple(form.open(final.chunk, bytes(final.payload)) for final in finals.chunks)
+            same = Finals(plan=finals.plan, chunks=chunks)
+            known.append((finals, same))
+        return same
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -597,9 +604,7 @@ class Follower(Surroundings):
             if not isinstance(finals, Finals) or finals.plan.hash != value.plan:
                 next_one()
                 return
-            opened = self.swarm.final_format(finals)
-            chunks = tuple(opened.open(final.chunk, bytes(final.payload)) for final in finals.chunks)
-            mine = Finals(plan=finals.plan, chunks=chunks)
+            mine = self.swarm.opened(finals)
             fragment = self.swarm.fragments.of_round(value.round)
             after = State(value, next_state(state.values, mine.decoded(), fragment))
             if state_digest(value.base, after.values) != value.digest:

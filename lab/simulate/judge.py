@@ -14,7 +14,8 @@
     waiting outside      where who has no seat waits outside, only a voter counts, or who enlisted and was not counted
                          since; and who stays, undisturbed, waits for no more rounds than as many as stand in the line
                          by the seats, and two (`simulation`)
-    newcomers wait       what a peer gives counts in a plan if it was a member after one of the last rounds
+    newcomers wait       what a peer gives counts in a plan if it was a member after one of the last rounds, or if
+                         nothing counts that such a member gave
     one proposal         a view has one value
     views                a member's view of a round never goes back, restarts included
     no wait too long     nobody stands at one point of a round, connected to a quorum, for `STANDSTILL_S`; a peer that
@@ -44,6 +45,7 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.reference import reference
+from shoal.lab.quorum_rule import outweighs
 from shoal.lab.simulate.states import next_state, state_digest
 from shoal.protocol.certificate import check_certificate
 from shoal.protocol.errors import RemoteError
@@ -81,28 +83,6 @@ class Violation(Exception):
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
         self.detail = detail
-
-
-def outweighs(
-    previous: Value,
-    supporters: Collection[PeerId],
-    leaves: Collection[PeerId],
-    *,
-    voters: Collection[PeerId] = (),
-    lying: bool = False,
-) -> bool:
-    """The rule of quorums in words of its own: more than half, or exactly half and the last planner among them.
-
-    lying: those who are missing are fewer than a third. voters: of a swarm that names them.
-    """
-    everyone = set(voters or previous.members)
-    if lying:
-        return 3 * len(everyone - set(supporters)) < len(everyone)
-    electorate = everyone - set(leaves)
-    inside = electorate & set(supporters)
-    return 2 * len(inside) > len(electorate) or (
-        bool(inside) and 2 * len(inside) == len(electorate) and previous.planner in inside
-    )
 
 
 class Judge:
@@ -225,13 +205,13 @@ class Judge:
         return found
 
     def _check_counted(self, plan: Plan) -> None:
-        """Only who was a member lately counts in a plan that nobody was told to lie about."""
+        """Only who was a member lately counts in a plan that nobody was told to lie about; others where none does."""
         recent = self.recent_members(plan.base, self._staleness_rounds)
         if self._outside and plan.base in self.values:
             recent = {*self.voters_after(self.values[plan.base]), *self.waiting[plan.base]}
         counted = [p.peer for p in plan.participants if p.weight]
         strangers = [peer for peer in counted if peer not in recent]
-        if strangers and plan.base in self.values:
+        if strangers and (self._outside or strangers != counted) and plan.base in self.values:
             raise Violation("newcomers wait", f"{strangers} count in round {plan.round} without having been members")
 
     def _prepare(self, sender: PeerId, prepare: Prepare) -> None:
@@ -360,7 +340,7 @@ class Judge:
             raise Violation("named voters vote", f"a vote after round {value.round} of who is no member")
 
     def view(self, peer: PeerId, base: bytes, view: int) -> None:
-        """Where a member stands in the round after `base`."""
+        """State of a member in the round after `base`."""
         before = self._views.get((base, peer), 0)
         if view < before:
             raise Violation("views", f"a member went back from view {before} to {view}")

@@ -179,7 +179,7 @@ def _rare_collections() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Place:
-    """Where a peer stands: its region, its rates in bytes/s, when its links are free again, what it sent."""
+    """Place of a peer: its region, its rates in bytes/s, when its links are free again, what it sent."""
 
     region: int
     upload: float

@@ -320,7 +320,7 @@ class PeerRounds(Reducing, Surroundings):
 
     @property
     def phases(self) -> set[str]:
-        """Where it is in its round, and what its user wants of it."""
+        """Phase of its round, and what its user wants of it."""
         found = {"joining" if self.machine is None else self.machine.phase.value}
         wanted = {"repair": self._closed_to, "paused": self.paused, "leaving": self.member.leaving}
         return found | {name for name, holds in wanted.items() if holds}

@@ -91,7 +91,7 @@ class Reducing(ABC):
         self._look_at_reduction()
 
     def _begin_pace(self, reduction: Reduction) -> None:
-        self._heard_at = dict.fromkeys(reduction.plan.remaining(), self._now)
+        self._heard_at = dict.fromkeys(reduction.plan.remaining, self._now)
         self._pace = Pace(reduction, self, self._peer.id, self._now, earlier=self._plans)
         self._plans += 1
         self._stall, self._told, self._told_at = NOBODY, NOBODY, self._now

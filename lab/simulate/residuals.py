@@ -183,7 +183,7 @@ class Residuals:
             yield "what encoding lost", self._left(given, [True] * len(last.included), None), 0
 
     def _applied(self, last: _Last) -> F32 | None:
-        """What the round that counted it was reduced to, if that leaves values out."""
+        """The applied update of the round that counted it, if that leaves values out."""
         update = self._judge.updates.get(last.ended_by.hash)
         return update if final_codec(last.given.made.encoded.codec).leaves_out else None
 

@@ -131,7 +131,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def ends_at_s(self) -> float:
-        """When its effect is over, as far as it ever is."""
+        """The moment at which its effect is over, as far as it ever is."""
         waited_s = 0.0 if self.phase is None else PHASE_LIMIT_S + self.into_s
         return self.at_s + waited_s + (self.duration_s or 0.0)
 
@@ -195,7 +195,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def quiet_at_s(self) -> float:
-        """When the last fault of the list is over."""
+        """The moment at which the last fault of the list is over."""
         return max((fault.ends_at_s for fault in self.fault), default=0.0)
 
 

@@ -361,7 +361,7 @@ class Simulation:
     # -- what training is --------------------------------------------------------------------------------------
 
     def trained_at(self, peer: SimulatedPeer) -> float:
-        """When the contribution that a peer begins now is made; infinity if that is not known yet."""
+        """The moment at which the contribution that a peer begins now is made; infinity if that is not known yet."""
         took_s = peer.train_s * self.rng.uniform(0.9, 1.1)
         return self.timeline.now + took_s * self.network.slowed.get(peer.number, 1.0)
 
@@ -569,7 +569,7 @@ class Simulation:
                 self.timeline.after(bound_s, self._check_found, observer, observer.life, peer, now)
 
     def _silence_bound_s(self, *, late_s: float) -> float:
-        """How long after its silence a peer is given up, where answers came so late shortly before, or meanwhile."""
+        """Seconds of silence until a peer is given up, where answers came so late shortly before, or meanwhile."""
         return detection_bound_s(len(self.peers), late_s) + TICKS_LATE_S + IN_FLIGHT_S
 
     def _check_found(self, observer: SimulatedPeer, life: int, peer: SimulatedPeer, since: float) -> None:

@@ -147,7 +147,7 @@ def falsehoods(lies: Collection[str], me: PeerId, machine: RoundMachine) -> list
     head, plan = machine.previous, machine.plan
     told: list[Message] = []
     if "accuse" in lies and plan is not None:
-        others = tuple(sorted(p for p in plan.remaining() if p != me))
+        others = tuple(sorted(p for p in plan.remaining if p != me))
         told.append(Stalled(term=head.next_term, round=head.next_round, base=head.hash, plan=plan.hash, peers=others))
     if "flood" in lies:
         ready = absent_ready(TRAINING, head, head.digest)

@@ -86,7 +86,7 @@ class BanFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """This node. `long_missing`: of the missing, those not heard of for an hour. Bytes count since it started; `loss`
-    is held-out, `train_loss` its own; `cpu` in cores.
+    is held-out, `train_loss` its own, in `train_metric` if that is known; `cpu` in cores.
 
     certifies: whether voters certify each round, by the strategy. lying: whether some of them may lie. alerts: what
     keeps it from signing, and what helps. turn_in_rounds: in how many rounds it has a seat, where these are few.
@@ -113,7 +113,8 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     long_missing: Sequence[str]
     loss: float | None
     train_loss: float | None
-    tokens_per_s: float
+    train_metric: str
+    tokens_per_s: float | None
     blocked_fraction: float | None
     traffic: Traffic
     addresses: Sequence[str]
@@ -259,7 +260,8 @@ class NodeSource:
 
     def joining(self, *, secret: bool) -> JoinFacts:
         """See `Source`."""
-        return join_facts(swarm_link(self._p), self._p.config.manifest, secret=secret)
+        config = self._p.config
+        return join_facts(swarm_link(self._p), config.manifest, secret=secret, data=config.data is not None)
 
     def _groups(self, engine: RolloutEngine) -> tuple[GroupFacts, ...]:
         return tuple(_in_a_line(group) for group in engine.recent)
@@ -294,7 +296,8 @@ class NodeSource:
             long_missing=parts.members.long_silent(missing),
             loss=training_client.metric,
             train_loss=training_client.loss,
-            tokens_per_s=training_client.tokens_per_s,
+            train_metric=training_client.loss_metric,
+            tokens_per_s=training_client.tokens_per_s or None,
             blocked_fraction=training_client.blocked_fraction,
             addresses=tuple(parts.host.addresses),
             peer_errors=parts.host.remote_errors,

@@ -61,7 +61,11 @@ def _majority(node: NodeFacts) -> Check:
 
 def _if_gone(long_missing: Sequence[str]) -> str:
     who = " ".join(long_missing)
-    return f"; silent for an hour, and if gone for good: shoal rebase --forget {who}" if who else ""
+    return (
+        f"; silent for an hour, and if gone for good: shoal rebase --forget {who}, where the authority's key is"
+        if who
+        else ""
+    )
 
 
 def _company(peers: PeerSummary) -> Check:
@@ -100,7 +104,7 @@ def _training(node: NodeFacts) -> Check:
     if node.rollouts is not None:
         return Check(name="Training", state="ok", detail=f"{node.rollouts.taken:,} groups of others taken so far")
     blocked = node.blocked_fraction
-    detail = f"{node.tokens_per_s:,.0f} tokens/s"
+    detail = "speed not measured yet" if node.tokens_per_s is None else f"{node.tokens_per_s:,.0f} tokens/s"
     if blocked is None:
         return Check(name="Training", state="ok", detail=detail)
     detail += f", waits {blocked:.0%} of its time"

@@ -22,6 +22,8 @@ from shoal.node.dashboard.facts import Facts, GroupFacts, NodeFacts, Traffic
 from shoal.node.dashboard.health import Check, health_of
 from shoal.node.dashboard.peers import Fields, Peers, rounded
 from shoal.node.dashboard.rounds import Rounds
+from shoal.node.gave import Gave
+from shoal.node.outcome import is_held_out
 from shoal.node.peer_facts import PeerSummary, summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event
@@ -53,6 +55,8 @@ class Model:
         self._groups: dict[str, GroupFacts] = {}
         self._sources: Counter[str] = Counter()
         """How many groups were taken of whom, as far as the log tells."""
+        self._gave = Gave()
+        """As far as the log tells."""
         self._samples: tuple[events.Sampled, ...] = ()
         """The first that are known, and the newest."""
         self._news: Fields = {}
@@ -63,10 +67,11 @@ class Model:
     def hear(self, event: Event) -> None:
         """Take one event."""
         self.rounds.hear(event)
+        self._gave.hear(event)
         match event:
             case events.Contributed():
                 self._measure("train", event.round, event.loss)
-            case events.Evaluated():
+            case events.Evaluated() if is_held_out(event.metric):
                 self.metric = event.metric
                 self._measure("held_out", event.round, event.loss)
             case events.Sampled():
@@ -144,6 +149,9 @@ class Model:
             "upload": up,
             "download": down,
             "metric": self.metric,
+            "gave_rounds": self._gave.rounds,
+            "gave_tokens": self._gave.tokens,
+            "gave_since": self._gave.since,
         }
 
     def _replaced(self, section: str, before: Mapping[str, Any], after: Fields) -> Fields:

@@ -73,7 +73,9 @@ def settings_of(
         value = now.get(name, getattr(config, name))
         default = next(field.default for field in fields(NodeOptions) if field.name == name)
         different = value != default if name in now else option.name in changed
-        node.append(SettingFacts(name=_option_name(option, value), value=_text(name, value), changed=different))
+        shown = _option_name(option, value)
+        text = "no" if value is False and shown == option.name else _text(name, value)
+        node.append(SettingFacts(name=shown, value=text, changed=different))
     swarm = [
         SettingFacts(name=key, value=_short(value), changed=key in amended)
         for key, value in _flat("", msgspec.to_builtins(in_force))
@@ -81,12 +83,12 @@ def settings_of(
     return Settings(node=node, swarm=swarm)
 
 
-def join_facts(link: SwarmLink, manifest: Manifest, *, secret: bool) -> JoinFacts:
-    """The line of a link; secret: also where it holds one, an invite for whoever has it."""
+def join_facts(link: SwarmLink, manifest: Manifest, *, secret: bool, data: bool) -> JoinFacts:
+    """The line of a link; secret: also where it holds one, an invite for whoever has it. data: see `join_line`."""
     admission, workload = manifest.swarm.admission, manifest.workload.name
     shown = secret or link.invite is None
     return JoinFacts(
-        line=join_line(format_link(link), workload) if shown else None,
+        line=join_line(format_link(link), workload, data=data) if shown else None,
         secret=link.invite is not None,
         admits=admission == "open" or link.invite is not None,
         admission=admission,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from shoal.protocol.identity import PeerId
 
 NAMED_LIMIT = 2
-"""Peers, and addresses with what came of them, that are named one by one; of more the number is told."""
-REASON_LIMIT_CHARS = 80
+"""Peers that are named one by one; of more the number is told."""
+REASON_LIMIT_CHARS = 48
+"""Of what came of the first address; of more the number is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,35 +32,30 @@ class Alone:
     @property
     def line(self) -> str:
         """One line for the user."""
-        who = some(sorted(self.wanted))
-        searched = [place for place, is_searched in self._places if is_searched]
-        where = f" and {' and '.join(searched)} are searched" if len(searched) > 1 else ""
-        where = where or (f" and {searched[0]} is searched" if searched else "")
+        searched = ", ".join(place for place, is_searched in self._places if is_searched)
+        where = f"; searched: {searched}" if searched else ""
         return (
-            f"linked with nobody for {self.seconds:.0f} s; looked for: {who}. {self._tried}{where}. Start one of them, "
-            "or see that its port is open (`shoal doctor` there), or give this node the address of one that runs, "
-            "with --join or a fresh `shoal link`"
+            f"linked with nobody for {self.seconds:.0f} s; looked for: {some(sorted(self.wanted), NAMED_LIMIT)}. "
+            f"{self._tried}{where}. Start one, open its port (`shoal doctor` tells), or give an address that "
+            "works: --join, or a fresh `shoal link`"
         )
 
     @property
     def _places(self) -> tuple[tuple[str, bool], ...]:
-        return ("the local network", self.locally), ("the public meeting points", self.publicly)
+        return ("local network", self.locally), ("public meeting points", self.publicly)
 
     @property
     def _tried(self) -> str:
-        if not self.tried:
-            named = "No address is given"
-        else:
-            named = some([_clipped(why) for why in self.tried.values()])
-            named = f"Tried {named}"
+        reasons = [_clipped(why) for why in self.tried.values()]
+        named = f"Tried: {some(reasons, 1)}" if reasons else "No address is given"
         count = self.in_book
-        book = f"; of the {count} in the address book none answers" if count > 1 else "; nor does the one known before"
+        book = f"; none of the {count} known before answers" if count > 1 else "; the one known before does not answer"
         return named + (book if count else "")
 
 
-def some(names: Collection[str]) -> str:
+def some(names: Collection[str], most: int) -> str:
     """The first names, and how many more there are."""
-    shown, more = list(names)[:NAMED_LIMIT], len(names) - NAMED_LIMIT
+    shown, more = list(names)[:most], len(names) - most
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 

@@ -26,6 +26,7 @@ def link_handlers(parts: Parts) -> Mapping[str, Handler]:
             "admits": admission == "open" or made.invite is not None,
             "admission": admission,
             "workload": parts.config.manifest.workload.name,
+            "data": parts.config.data is not None,
         }
 
     return {"link": link}

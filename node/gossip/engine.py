@@ -28,7 +28,7 @@ from shoal.node.gossip.exchange import GossipExchange
 from shoal.node.gossip.moments import GossipMoments
 from shoal.node.gossip.start import GossipStart
 from shoal.node.gossip.step import GossipSteps
-from shoal.node.outcome import PhaseChanged, RoundStepped
+from shoal.node.outcome import PhaseChanged, RoundStepped, StateFetched
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.inbox import Inbox, Own, ToHandle, Turn
 from shoal.node.state.state_saver import StateSaver
@@ -211,7 +211,7 @@ class GossipEngine:
         )
         await trio.to_thread.run_sync(self._p.audit.began, state)
         await self._moments.restore(state.round)
-        await self._p.training_client.stand_on(state, taken=0)
+        await self._p.training_client.stand_on(state, state.anchor, taken=0)
         return True
 
     async def _handle(self, event: ToHandle) -> None:
@@ -330,7 +330,7 @@ class GossipEngine:
         except LocalError as error:
             logger.error("round %d: what was learnt is dropped: %s", event.round, error)
             assert self._state is not None
-            await self._p.training_client.stand_on(self._state, taken=self._taken, fresh=True)
+            await self._p.training_client.stand_on(self._state, self._state.anchor, taken=self._taken, fresh=True)
             await self._train()
             return
         await self._moments.made(made.vector.offer.round)
@@ -363,9 +363,9 @@ class GossipEngine:
                     outcome = partial(self._not_fetched, wanted, f"did not bring its vector in {deadline_s:g} s")
                 self.put(Turn(outcome))
 
-    async def _hold_at(self, done: int, total: int) -> None:
+    async def _hold_at(self, fetched: StateFetched) -> None:
         assert self.machine is not None
-        await self._p.holds.at(self.machine.round, "reduce", done / total)
+        await self._p.holds.at(self.machine.round, "reduce", fetched.done_chunks / fetched.total_chunks)
 
     async def _fetched(self, wanted: Fetch, values: F32, seconds: float) -> None:
         machine = self.machine
@@ -411,7 +411,7 @@ class GossipEngine:
             )
         )
         self._taken = made.event.number
-        await self._p.training_client.stand_on(state, taken=self._taken)
+        await self._p.training_client.stand_on(state, state.anchor, taken=self._taken)
         await self._saver.save_soon(state)
         seconds, partner = trio.current_time() - self._began_at, None if wanted is None else wanted.peer
         if partner is not None:

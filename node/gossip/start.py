@@ -104,8 +104,8 @@ class GossipStart:
         return state
 
     async def _from_peer(self, peer: PeerId, standing: Standing) -> CertifiedState | None:
-        async def show(done: int, total: int) -> None:
-            self._on_progress(StateFetched(done_chunks=done, total_chunks=total))
+        async def show(fetched: StateFetched) -> None:
+            self._on_progress(fetched)
             await trio.lowlevel.checkpoint()
 
         try:

@@ -42,7 +42,10 @@ class Attendance:
 
     def pause(self, paused: bool) -> None:
         """Set the user's wish, which holds until the next one."""
-        self._paused = paused
+        changed, self._paused = paused != self._paused, paused
+        if changed:
+            goes_on = f"resumed, and training waits: {self.why}" if self.why else "training goes on"
+            self._on_progress(Notice(text="training pauses: its user said so" if paused else goes_on))
         self._put(SetPaused(bool(self.why)))
 
     def wait(self, why: str) -> None:

@@ -4,6 +4,9 @@
           │ `timeout_s`                                                                (`Detached`)
           └──► `on_abandoned`
 
+A node whose state is of a known model needs no loop to hold it, vote, and hand it to newcomers: where none attaches for
+`LOOP_WAIT_S` it takes part as one whose loop is gone.
+
 Towards the daemon it is a `Trainer`: the same layout, vectors, orders and events. What differs is whose process it is:
 it cannot be started again, so its end is an event and the daemon goes on without it; and it is not killed, so one that
 hangs keeps its place until it ends, and the rounds go on without its contributions meanwhile.
@@ -17,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import socket
 import struct
@@ -40,6 +44,7 @@ from shoal.node.loops.loop_messages import (
     unpack_attaching,
 )
 from shoal.node.options import NodeConfig
+from shoal.node.outcome import TRAINING_LOSS
 from shoal.node.pipe import Message, frame_of
 from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.node.training import shared_tensors
@@ -53,6 +58,7 @@ from shoal.node.training.trainer_messages import (
     Apply,
     Layout,
     Report,
+    Started,
     unpack_report,
 )
 from shoal.protocol.chain import Chain
@@ -61,6 +67,9 @@ from shoal.protocol.identity import Identity
 
 CONNECTION_LIMIT = 8
 """Connections that are being attached or turned away at once."""
+LOOP_WAIT_S = 10.0
+"""A loop that its user starts beside the daemon attaches before; others wait for this node's vote."""
+NO_LOOP = "no training loop has attached"
 HANDOVER_S = 2.0
 """A loop that is started again at once may come before the end of the one before it is noticed."""
 
@@ -102,8 +111,9 @@ class LoopConnection(Connection[Report]):
 class ExternalTrainer(Trainer):
     """Trainer that takes one loop after the other. `path` is asked for when `run` begins.
 
-    known: the layout that this node's certified state has, or None while there is none. timeout_s: how long nobody
-    need be attached before `on_abandoned` is called, None for ever.
+    known: the layout that this node's certified state has, or None while there is none. wait_s: how long it waits for
+    the first loop before it takes part in what is known without one. timeout_s: how long nobody need be attached before
+    `on_abandoned` is called, None for ever.
     """
 
     def __init__(
@@ -115,8 +125,10 @@ class ExternalTrainer(Trainer):
         known: Callable[[], Layout | None],
         timeout_s: float | None,
         on_abandoned: Callable[[], None],
+        wait_s: float = LOOP_WAIT_S,
     ) -> None:
         super().__init__(spec)
+        self._wait_s = wait_s
         self._peer_id = peer_id
         self._path = path
         self._known = known
@@ -127,7 +139,7 @@ class ExternalTrainer(Trainer):
         self._slots = trio.CapacityLimiter(CONNECTION_LIMIT)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take loops until cancelled; `task_status` is told of the first.
+        """Take loops until cancelled; `task_status` is told of the first, or that the node takes part without one.
 
         Raises StorageError, ConfigError if there is no place for the socket. Cancellation: the loop is told that the
         daemon ends, and the socket is removed.
@@ -147,6 +159,7 @@ class ExternalTrainer(Trainer):
 
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch_patience)
+                    nursery.start_soon(self._begin_without, memory, task_status)
                     await trio.serve_listeners(serve, [listener])
         finally:
             os.close(memory)
@@ -159,6 +172,20 @@ class ExternalTrainer(Trainer):
         await super().apply(order, anchor)
         if self._child is None and self._announced:
             self._tell(Applied(round=order.round))
+
+    async def _begin_without(self, memory: int, task_status: trio.TaskStatus[None]) -> None:
+        """Have the node take part where it knows its model, and no loop attaches for so long."""
+        known = self._known()
+        while known is not None and not self._announced:
+            with trio.move_on_after(self._wait_s) as scope:
+                await self._arrived.wait()
+            if not scope.cancelled_caught:
+                await self._left.wait()
+            elif not self._announced:
+                self._size(memory, Started(layout=known, metric=TRAINING_LOSS, device="none"))
+                self._announced = True
+                task_status.started()
+                self._tell(Detached(cause=NO_LOOP, round=None))
 
     async def _watch_patience(self) -> None:
         while True:
@@ -331,6 +358,7 @@ def trainer_of(
         peer_id=identity.peer_id,
         path=lambda: trainer_socket_path(config.data_dir),
         known=lambda: read_layout(noted) if chain.head.round and noted.exists() else None,
+        wait_s=math.inf if averages else LOOP_WAIT_S,
         timeout_s=None if averages else config.loop_patience_s or None,
         on_abandoned=abandoned,
     )

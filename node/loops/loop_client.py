@@ -185,7 +185,7 @@ def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopC
             raise ConfigError(answer.reason)
         memory = channel.take_descriptor()
         start = _expect(channel, Start)
-        channel.send(Started(layout=layout, metric=metric, device=device))
+        channel.send(Started(layout=layout, metric=metric, loss_metric=metric, device=device))
         numel = _expect(channel, Attach).numel
         if numel != layout.numel:
             raise LocalError(f"the daemon's memory is for {numel} values, the model has {layout.numel}")

@@ -88,12 +88,14 @@ class LoopDaemon:
             raise LocalError("the manifest is not here yet")
         return self._manifest
 
-    def wait_for_manifest(self, swarm: SwarmId) -> None:
+    def wait_for_manifest(self, swarm: SwarmId, *, wait_s: float = START_DEADLINE_S) -> None:
         """Wait until the daemon has the manifest of this swarm, which it gets from whom its link names.
 
         Raises ConfigError, with the daemon's own words if it ended; NetworkError.
         """
-        path, ends_at = self.data_dir / MANIFEST_NAME, time.monotonic() + START_DEADLINE_S
+        path, ends_at = self.data_dir / MANIFEST_NAME, time.monotonic() + wait_s
+        if self._manifest is None and not path.exists():
+            logger.info("asking for the manifest whom the link names")
         while self._manifest is None:
             found = load_manifest(path) if path.exists() else None
             if found is not None and found.swarm_id == swarm:
@@ -119,7 +121,12 @@ class LoopDaemon:
         return self._process.returncode not in (0, INTERRUPTED)
 
     def last_words(self) -> str:
-        """Reason why a daemon that was started here ended, if it gave one in a line of Shoal's own; else empty."""
+        """Reason why a daemon that was started here ended, if it gave one in a line of Shoal's own; else empty.
+
+        What the log has of earlier runs says nothing of one that ran before this loop.
+        """
+        if self._process is None:
+            return ""
         with suppress(OSError), self.log_path.open("rb") as log:
             log.seek(max(self._log_from, self.log_path.stat().st_size - LOG_READ_BYTES))
             lines = log.read(LOG_READ_BYTES).decode(errors="replace").splitlines()
@@ -182,11 +189,19 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def found_or_started(swarm: Path | str, data_dir: Path, *, peers: Sequence[str], options: Sequence[str]) -> LoopDaemon:
+def found_or_started(
+    swarm: Path | str,
+    data_dir: Path,
+    *,
+    peers: Sequence[str],
+    options: Sequence[str],
+    wait_s: float = START_DEADLINE_S,
+) -> LoopDaemon:
     """The daemon that runs on `data_dir`, or one started there with these options of `shoal run`.
 
-    swarm: the path of a manifest, or a link, or the line that has one. Raises ConfigError if the swarm is not for own
-    loops, the running daemon is of another, or the one that was started ended; NetworkError.
+    swarm: the path of a manifest, or a link, or the line that has one. wait_s: how long a manifest is asked for, no
+    longer than `START_DEADLINE_S`. Raises ConfigError if the swarm is not for own loops, the running daemon is of
+    another, or the one that was started ended; NetworkError.
     """
     link, manifest = link_in(str(swarm)), None
     if link is None:
@@ -202,7 +217,7 @@ def found_or_started(swarm: Path | str, data_dir: Path, *, peers: Sequence[str],
     else:
         _check_same_swarm(status, swarm_id, data_dir)
     try:
-        daemon.wait_for_manifest(swarm_id)
+        daemon.wait_for_manifest(swarm_id, wait_s=min(wait_s, START_DEADLINE_S))
     except BaseException:
         daemon.give_up()
         raise

@@ -27,6 +27,11 @@ ATTACH_DEADLINE_S = 30.0
 """From the connection to the answer."""
 
 
+def join_call(swarm: str, data_dir: Path) -> str:
+    """Return the call with which a training loop takes part, for people to read: swarm is a manifest or a link."""
+    return f"join(model, optimizer, {swarm!r}, data_dir={str(data_dir)!r})"
+
+
 class Attaching(Message, frozen=True, kw_only=True):
     """Request of a loop to train for this daemon. metric: what its evaluations mean, for people."""
 

@@ -147,9 +147,12 @@ class Resumed(Event, frozen=True, kw_only=True):
 class Evaluated(Event, frozen=True, kw_only=True):
     """Held-out loss after a round; round 0 is before the first.
 
-    With `fragments`, after every so many rounds and after the last. loss: None if it is not finite.
+    With `fragments`, after every so many rounds and after the last. loss: None if it is not finite. term: of the state,
+    empty where an earlier release wrote it. A metric that begins with `training loss` is what a loop or an agent
+    without an evaluation of its own trained at.
     """
 
+    term: str = ""
     round: int
     loss: float | None = None
     metric: str = ""

@@ -20,24 +20,25 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from shoal.node.dashboard.facts import Facts, NodeFacts
-from shoal.node.peer_facts import QUANTILES, STATES, PeerSummary, summary_of
+from shoal.node.peer_facts import QUANTILES, STATES, PeerFacts, PeerSummary, summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event, name_of
+from shoal.protocol.member import ABSTAINING, FORKED
+from shoal.protocol.pairing import Phase as PairingPhase
+from shoal.protocol.round import Phase
 
 PEER_LABEL_LIMIT = 64
 OTHER = "other"
 SECONDS_BUCKETS = (0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800, 3600)
 PHASES = (
     "joining",
-    "train",
-    "training",
-    "plan",
-    "reduce",
-    "certify",
-    "decided",
+    *(phase.value for phase in Phase),
+    *(phase.value for phase in PairingPhase if phase is not PairingPhase.PAUSED),
     "following",
     "paused",
     "no quorum",
+    FORKED,
+    ABSTAINING,
     "leaving",
     "done",
 )
@@ -138,7 +139,7 @@ class _Now(Collector):
         if self.facts is None:
             return
         node = self.facts.node
-        yield _info(node)
+        yield _info(node, self.facts.peers)
         yield _one_of("shoal_phase", "The phase that this node is in.", "phase", PHASES, node.phase)
         yield from _peers(node, summary_of(self.facts.peers))
         yield from _gauges(node, self.coverage, self._viewers())
@@ -174,14 +175,15 @@ def _grown(before: int, after: int) -> int:
     return after - before if after >= before else after
 
 
-def _info(node: NodeFacts) -> Metric:
+def _info(node: NodeFacts, peers: Iterable[PeerFacts]) -> Metric:
     family = InfoMetricFamily("shoal_node", "Who this node is.")
     family.add_metric(
         (),
         {
             "peer": node.peer,
             "swarm": node.swarm,
-            "name": node.name,
+            "name": next((peer.name for peer in peers if peer.reach == "self"), ""),
+            "swarm_name": node.name,
             "strategy": node.strategy,
             "workload": node.workload,
             "software": node.software,
@@ -234,7 +236,11 @@ def _gauges(node: NodeFacts, coverage: float, viewers: int) -> Iterator[Metric]:
         ("shoal_members", "Members, whose work counts, this node included.", node.members),
         ("shoal_members_missing", "Voters that are held for dead.", len(node.missing)),
         ("shoal_held_out_loss", "The held-out loss of the newest certified state.", node.loss),
-        ("shoal_train_loss", "The loss of this node's own training.", node.train_loss),
+        (
+            "shoal_train_loss",
+            "The loss of this node's own training, in the unit of the held-out loss where it has one.",
+            node.train_loss,
+        ),
         ("shoal_tokens_per_second", "The speed of this node's trainer.", node.tokens_per_s),
         ("shoal_trainer_blocked_ratio", "The share of its time that the trainer waits.", node.blocked_fraction),
         ("shoal_round_coverage_ratio", "The share of contributions that the newest certificate holds.", coverage),

@@ -63,7 +63,7 @@ class Copying:
         copy, donors = self._copy, [peer for peer in self.complete_at if peer not in {*quiet, *closed_to}]
         chunks = sorted(chunk for peer in quiet for chunk in reduction.lacking(peer)[1])
         if copy is not None:
-            lacking = {chunk for peer in reduction.plan.remaining() for chunk in reduction.lacking(peer)[1]}
+            lacking = {chunk for peer in reduction.plan.remaining for chunk in reduction.lacking(peer)[1]}
             more = now - copy.began >= QUIET_S and not set(donors) <= set(copy.donors)
             if not lacking.isdisjoint(copy.chunks) and not (more and chunks):
                 return

@@ -18,7 +18,7 @@ import trio
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.partition import deal
-from shoal.node.outcome import Notice, PhaseChanged
+from shoal.node.outcome import Notice, PhaseChanged, TakesPart
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.evaluations import past_losses
@@ -40,7 +40,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import HeadMoved, Input, Linked, Loaded, Received, Tick
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Message, Report
-from shoal.protocol.planning import with_buffers
+from shoal.protocol.planning import JOINER, OBSERVER, with_buffers
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Policies
 
@@ -80,6 +80,8 @@ class Engine:
         )
         self.left = trio.Event()
         """Set once this node takes part in nothing more."""
+        self.counts_from: int | None = None
+        """The round from which this node's work counts, the one under way or the next; None where it gives none."""
         self._shown_phase = ""
 
     # -- what others call ------------------------------------------------------------------------------------
@@ -229,8 +231,12 @@ class Engine:
         return self.observer.proven(self._state_store.chain)
 
     async def _take_part(self, effect: effects.TakePart) -> None:
+        round = effect.base.next_round
         self._p.log.started(effect.base, effect.role)
-        await self._p.holds.at(effect.base.next_round, "train")
+        self.counts_from = None if effect.role == OBSERVER else round + (effect.role == JOINER)
+        if self.counts_from is not None:
+            self._p.on_progress(TakesPart(round=round, counts_from=self.counts_from))
+        await self._p.holds.at(round, "train")
 
     async def _give_way(self, effect: effects.GiveWay) -> None:
         head = self._state_store.head

@@ -61,7 +61,7 @@ class Pace:
         self._waited_at = float("-inf")
         self._reduction = reduction
         self._counters = counters
-        self._peers = [peer for peer in plan.remaining() if peer != me]
+        self._peers = [peer for peer in plan.remaining if peer != me]
         self._receiving = StallWatch[PeerId](stall_s=stall_s, planned=incoming)
         self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing)
         self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={})
@@ -116,11 +116,11 @@ def _totals(moved: Iterable[Moved]) -> tuple[int, int]:
 def _planned(plan: Plan, me: PeerId) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
     """Bytes/s expected from and to each peer whose rates are known: its share of the narrower end."""
     mine = next(p for p in plan.participants if p.peer == me)
-    others = max(1, len(plan.remaining()) - 1)
+    others = max(1, len(plan.remaining) - 1)
 
     def share(one: int, other: int) -> float:
         return min((rate for rate in (one, other) if rate), default=0) / others
 
-    remaining = [p for p in plan.participants if p.peer in plan.remaining()]
+    remaining = [p for p in plan.participants if p.peer in plan.remaining]
     incoming = {p.peer: share(p.upload, mine.download) for p in remaining}
     return incoming, {p.peer: share(mine.upload, p.download) for p in remaining}

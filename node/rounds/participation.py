@@ -14,6 +14,7 @@ import trio
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.fragments import Fragments
+from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.contributions import Contributions, Made
@@ -122,7 +123,8 @@ class Participation:
             self._contributions.drop()
             fresh = True
         self._p.resumption.stands_on(None)
-        await self._training_client.stand_on(state, taken=self._contributions.taken, fresh=fresh)
+        anchor = state.anchor if isinstance(state, CertifiedState) else state.anchor(self._p.cache.vectors)
+        await self._training_client.stand_on(state, anchor, taken=self._contributions.taken, fresh=fresh)
         if not self._manifest.sync.exchanges_gradients:
             self._p.resumption.stands_on(chain.standing)
         await self._keep_to(chain.head.next_round)  # after the anchor, which was made under the settings before

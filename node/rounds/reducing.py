@@ -259,7 +259,7 @@ class ReductionDriver:
         """
         with trio.move_on_after(min(seconds * NEIGHBOUR_SHARE, NEIGHBOUR_LIMIT_S)):
             while True:
-                lanes = [lane for peer in reduction.plan.remaining() for lane in self._lanes.lanes_of(peer)]
+                lanes = [lane for peer in reduction.plan.remaining for lane in self._lanes.lanes_of(peer)]
                 if self._reduction is not reduction or not any(lane.neighbour_waits for lane in lanes):
                     return
                 await trio.sleep(NEIGHBOUR_LOOK_S)
@@ -271,7 +271,7 @@ class ReductionDriver:
     async def _run_reduction(self, reduction: Reduction) -> None:
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
             async with trio.open_nursery() as nursery:
-                for peer in reduction.plan.remaining():
+                for peer in reduction.plan.remaining:
                     if self._traffic.next_hop(peer) == peer != self._identity.peer_id:
                         nursery.start_soon(self.ensure_lane, peer)
         if self._reduction is reduction:

@@ -22,7 +22,7 @@ import trio
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
-from shoal.collectives.state import CertifiedState, StateHeader
+from shoal.collectives.state import CertifiedState, HeldState, PolicyImage, StateHeader
 from shoal.node.outcome import RoundCertified
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.finals_file import FinalsWriter
@@ -90,7 +90,7 @@ class StateTransition:
     def _begin(self, finals: Finals) -> UseFinal | None:
         """All finals of a reduction are here, and about to be checked: work out ahead what can be."""
         state = self._state_store.state
-        if state is None or finals.plan.base != self._state_store.head.hash:
+        if not isinstance(state, CertifiedState) or finals.plan.base != self._state_store.head.hash:
             return None
         return self.begin(state, finals)
 
@@ -100,7 +100,7 @@ class StateTransition:
         The state before it is here. Raises StorageError. Cancellation: finals may be on disk, nothing else happened.
         """
         state = self._state_store.state
-        assert state is not None
+        assert isinstance(state, CertifiedState)
         candidate = await self.candidate(state, finals, seconds)
         self._p.log.reduced(finals, candidate.digest, seconds)
         return candidate.report(self._state_store.head)
@@ -129,12 +129,14 @@ class StateTransition:
                 loss=self._p.training_client.loss,
                 seconds=seconds,
                 held_out=self._p.training_client.held_out,
+                loss_metric=self._p.training_client.loss_metric,
+                missing=tuple(str(peer) for peer in value.members if peer not in finals.counted),
             )
         )
 
     async def adopt(self, state: Any) -> None:
         """Hold a state that came from elsewhere, and have it on disk. Raises ConfigError if it is another model's."""
-        assert isinstance(state, CertifiedState)
+        assert isinstance(state, CertifiedState | PolicyImage)
         if not state.round and self._state_store.state is not None:
             logger.warning("the initial parameters drawn here differ from the first founder's; using theirs")
         await self._hold(state)
@@ -145,7 +147,7 @@ class StateTransition:
         if certified in (NO_HASH, await trio.to_thread.run_sync(self._cache.digest, state)):
             await self._hold(state)
 
-    async def _hold(self, state: CertifiedState) -> None:
+    async def _hold(self, state: HeldState) -> None:
         if state.layout_hash != self._p.training_client.layout_hash:
             raise ConfigError(
                 "the swarm's model has other parameters than this workload builds here; install the same version of it"

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Collection, Iterable, Sequence
 
 from shoal.collectives.fragments import Fragments
-from shoal.collectives.state import CertifiedState
+from shoal.collectives.outer import OuterSettings
+from shoal.collectives.state import HeldState
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.participation import Participation
 from shoal.protocol.chain import Chain, Position
@@ -43,7 +44,7 @@ class NodeSurroundings:
         return self._p.state_store.current
 
     @property
-    def held(self) -> CertifiedState | None:
+    def held(self) -> HeldState | None:
         """The state that is here."""
         return self._p.state_store.state
 
@@ -81,6 +82,11 @@ class NodeSurroundings:
     def is_follower(self) -> bool:
         """True if this node takes part in no round at all."""
         return self._p.is_follower
+
+    @property
+    def takes_images(self) -> bool:
+        """True if this node has use for the policy's image alone, and certificates vouch for it."""
+        return self._p.is_follower and OuterSettings.of(self._p.config.manifest).imaged
 
     @property
     def resting(self) -> bool:

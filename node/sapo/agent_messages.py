@@ -6,6 +6,7 @@ it passes on as it is; the agent alone opens and scores them, and the daemon kee
 
     daemon                                          agent
     Begin ────────────────────────────────────────►      builds or restores its policy
+          ◄──────────────────────────────────────── Teaching  how far a policy that is warmed up is
           ◄──────────────────────────────────────── Ready
           ◄──────────────────────────────────────── Made    a group of its own, to be announced
           ◄──────────────────────────────────────── Asked   and what its completions answer
@@ -96,6 +97,13 @@ Order = Begin | Pulled | Delivered | Pause | Resume | Stop
 
 
 # --- from the agent ---
+
+
+class Teaching(Message, frozen=True, kw_only=True):
+    """Progress of the warm-up: `done` of at most `limit` updates are made; it ends sooner at its reward."""
+
+    done: Count
+    limit: Count
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -196,7 +204,7 @@ class Finished(Message, frozen=True, kw_only=True):
     """All rounds that were to be made are made, and saved."""
 
 
-AgentReport = Ready | Made | Asked | Take | Judged | Done | Probed | Waiting | Saved | Finished | Failed
+AgentReport = Teaching | Ready | Made | Asked | Take | Judged | Done | Probed | Waiting | Saved | Finished | Failed
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _REPORTS: msgspec.msgpack.Decoder[AgentReport] = msgspec.msgpack.Decoder(AgentReport)

@@ -21,7 +21,7 @@ import torch
 
 from shoal.node.pipe import EXIT_ORPHANED, SUMMARY_LIMIT_CHARS
 from shoal.node.sapo import learner_state
-from shoal.node.sapo.agent_messages import Begin, Done, Finished, Probed, Ready, Saved
+from shoal.node.sapo.agent_messages import Begin, Done, Finished, Probed, Ready, Saved, Teaching
 from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, choices_of, run
 from shoal.node.sapo.following import Following
@@ -90,9 +90,14 @@ class Agent:
         begun = self._go_on(draw, refused)
         reward = None
         if restored is None and begin.role != "judge" and not self._follows and factory.warm_up is not None:
-            choices = choices_of(begin)
+            limit = factory.warm_up.updates
             report = warm_up(
-                policy, choices, factory.warm_up, score=partial(scorer.score_each, own=True), seed=begin.seed
+                policy,
+                choices_of(begin),
+                factory.warm_up,
+                score=partial(scorer.score_each, own=True),
+                seed=begin.seed,
+                tell=lambda updates: line.send(Teaching(done=updates, limit=limit)),
             )
             reward = report.reward
         # A task of a round that was announced is not answered a second time: others would take that for a duplicate.

@@ -18,6 +18,7 @@ from torch import nn
 
 from shoal.node.loops.loop_client import Anchor, LoopClient, NoDaemon, attach
 from shoal.node.loops.loop_daemon import MANIFEST_NAME, POLL_S, LoopDaemon
+from shoal.node.outcome import TRAINING_LOSS
 from shoal.node.own_loop import Swarm
 from shoal.node.sapo.learner import Learner, RoundReport
 from shoal.node.sapo.policy import Policy, trained_parameters
@@ -25,8 +26,8 @@ from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest import Manifest, load_manifest
 
-METRIC = "missing of reward 1"
-"""The name of what is reported as the loss."""
+METRIC = f"{TRAINING_LOSS}, missing of reward 1"
+"""The name of what is reported as the loss: of the agent's own completions, while it trains."""
 ATTACH_DEADLINE_S = 120.0
 
 

@@ -226,7 +226,11 @@ def _pack(samples: Sequence[Sample]) -> list[_Pack]:
 
 
 class CharPolicyFactory:
-    """The options that a manifest may give; see `CharModelSettings` and `WarmUpSettings`. It runs on the CPU."""
+    """A small policy over characters, which runs on the CPU; see `CharModelSettings` and `WarmUpSettings`.
+
+    prompt_chars: of a question, its last. warm_up_reward: it is taught right answers until it earns so much, in
+    warm_up_updates updates at most, 0 for no teaching.
+    """
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ import trio
 from shoal.node.child_process import Child, ChildDied, ChildRaised, Deaths, running_child
 from shoal.node.control_client import GroupStatus, RolloutStatus
 from shoal.node.options import NodeConfig
-from shoal.node.outcome import Notice, PhaseChanged, Progress, RoundShared
+from shoal.node.outcome import Notice, PhaseChanged, Progress, Progressed, RoundShared
 from shoal.node.pipe import Failed, Pause, Resume
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import EventLog
@@ -49,6 +49,7 @@ from shoal.node.sapo.agent_messages import (
     Ready,
     Saved,
     Take,
+    Teaching,
     Waiting,
     unpack_agent_report,
 )
@@ -88,6 +89,8 @@ ANNOUNCE_DEADLINE_S = 10.0
 """So long the agent waits for others to take what it announces; what is not announced by then is not."""
 UNENCODABLE = "unencodable"
 """Counted among the refusals: an accepted group that the policy has no tokens for."""
+TEACHING_PERIOD_S = 15.0
+"""How often the user is told of a warm-up, which takes minutes."""
 GROUPS_TOLD = 8
 """Of the newest groups, in a status."""
 MARK_NAME = "announced"
@@ -148,6 +151,7 @@ class RolloutEngine:
         self._take_limit_s = TAKE_DEADLINE_S
         self._taking_s = 0.0  # that the agent waited for others' groups in this round
         self._pulled_bytes = 0
+        self._taught_at = -math.inf  # when the user was last told of the warm-up
         self._waited = ("", -1)  # why for its engine, and in which round
         self._made: dict[str, list[Sequence[float]]] = {}  # rewards of this round's own groups, by task family
         self._counted = RolloutStatus(role=parts.config.rollouts)  # as of the end of the last round
@@ -333,6 +337,8 @@ class RolloutEngine:
 
     async def _follow(self, child: Child[AgentReport], report: AgentReport) -> None:
         match report:
+            case Teaching():
+                self._note_warm_up(report)
             case Ready():
                 self._begun(report, pid=child.pid)
             case Made():
@@ -365,9 +371,17 @@ class RolloutEngine:
             self._p.events.write(events.EngineFailed(round=self.state_round, reason=waiting.reason))
             self._p.on_progress(Notice(text=f"no groups for now: {waiting.reason}"))
 
+    def _note_warm_up(self, teaching: Teaching) -> None:
+        text = f"teaching the policy: {teaching.done} of at most {teaching.limit} updates"
+        self._status = msgspec.structs.replace(self._status, teaching=text)
+        if trio.current_time() - self._taught_at >= TEACHING_PERIOD_S:
+            self._taught_at = trio.current_time()
+            self._p.on_progress(Progressed(text=text))
+
     def _begun(self, ready: Ready, *, pid: int) -> None:
         self.machine = ready
         self.state_round = ready.round
+        self._status = msgspec.structs.replace(self._status, teaching="")
         self._store.advance(ready.round)
         self._intake = self._new_intake(ready)
         self._p.events.write(

@@ -65,7 +65,7 @@ def load_policy(name: str, options: Mapping[str, Scalar]) -> PolicyFactory:
 
     Raises ConfigError, one line each: unknown, not importable, no such class, an option that it does not take.
     """
-    factory = _import(name, BUILT_IN[name] if name in BUILT_IN else _installed(name))
+    factory = factory_of(name)
     known = [key for key in inspect.signature(factory).parameters if key != "self"]
     for key in options:
         if key not in known:
@@ -85,6 +85,11 @@ def load_policy(name: str, options: Mapping[str, Scalar]) -> PolicyFactory:
     return cast(PolicyFactory, made)
 
 
+def factory_of(name: str) -> type:
+    """Import the class of the factory called `name`. Raises ConfigError as `load_policy`."""
+    return _import(name, BUILT_IN[name] if name in BUILT_IN else _installed(name))
+
+
 def _installed(name: str) -> str:
     for point in importlib.metadata.entry_points(group=GROUP, name=name):
         return point.value
@@ -100,9 +105,8 @@ def _import(name: str, path: str) -> type:
     try:
         found = getattr(importlib.import_module(module_name), class_name, None)
     except Exception as error:  # importing runs the user's code, which may raise anything
-        raise ConfigError(
-            f"policy {name!r} cannot be imported: {type(error).__name__}: {error}; install what it needs"
-        ) from error
+        remedy = "correct it" if isinstance(error, SyntaxError) else "install what it needs"
+        raise ConfigError(f"policy {name!r} cannot be imported: {type(error).__name__}: {error}; {remedy}") from error
     if not isinstance(found, type):
         raise ConfigError(f"policy {name!r}: {path} must be a class")
     return found

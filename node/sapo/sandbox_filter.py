@@ -90,6 +90,12 @@ def _unshare(flags: int) -> bool:
         return False
 
 
+def die_with_parent() -> None:
+    """Have the kernel end this process with its parent, whatever it does then; on Linux. New namespaces undo it."""
+    if sys.platform == "linux":
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def limit_resources(cpu_s: int) -> None:
     """Bound memory, processor time, files and descriptors of this process, whatever the system."""
     limits = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_CPU": cpu_s, "RLIMIT_NPROC": 0, "RLIMIT_NOFILE": 8}
@@ -113,7 +119,7 @@ def lock(cpu_s: int) -> None:
     instructions = _instructions(platform.machine(), arch)  # before the limits: it allocates
     limit_resources(cpu_s)
     _unshare(_CLONE_NEWUSER)  # root's capabilities, where the system lets us; the filter holds without
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     buffer = ctypes.create_string_buffer(instructions, len(instructions))

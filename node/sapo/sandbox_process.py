@@ -8,7 +8,7 @@ task: nothing that one peer's text does to it can touch the score of another's. 
 execute a text ends instead (`_refuse_execution`), so nothing but the scorer ever writes to the pipe.
 
 Run by `shoal.node.sapo.sandbox` with orders on stdin and replies on stdout; both are frames of a four-byte length and
-msgpack. Ends when stdin does.
+msgpack. Ends when stdin does, and, whatever its families do, with the process that started it.
 """
 
 from __future__ import annotations
@@ -191,9 +191,12 @@ def _be_child(job: Job, first: int, writer: int, begin: Begin) -> NoReturn:
     """Score until done or dead; never returns into the code of the parent."""
     try:
         from shoal.node.sapo.sandbox_filter import (  # imported by `_start`: a child can import nothing
+            die_with_parent,
             limit_resources,
             lock,
         )
+
+        die_with_parent()
 
         os.dup2(writer, RESULT_DESCRIPTOR)  # those before it lead to /dev/null since `main`
         os.closerange(RESULT_DESCRIPTOR + 1, CLOSED_BELOW)
@@ -253,10 +256,12 @@ def _follow(worker: Worker, order: Score) -> Reply:
 def _start(begin: Begin) -> tuple[Worker | None, Reply]:
     sys.path[:] = begin.path
     try:
-        worker = Worker(begin)
-        from shoal.node.sapo.sandbox_filter import own_namespaces, self_test
+        from shoal.node.sapo.sandbox_filter import die_with_parent, own_namespaces, self_test
 
+        die_with_parent()  # a family that never returns notices no closed pipe
+        worker = Worker(begin)
         namespaces = begin.locked and own_namespaces()
+        die_with_parent()
         problem = self_test() if begin.locked else None
     except Exception as error:  # importing a family runs its author's code
         return None, Failed(f"{type(error).__name__}: {error}"[:500])

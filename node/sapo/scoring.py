@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
+import traceback
+from collections import Counter
 from collections.abc import Sequence
 
 from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, Sandbox
@@ -11,6 +15,10 @@ from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.tasks import Task, TaskFamily, TaskSource
 from shoal.protocol.errors import LocalError
 from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, TaskRef
+
+FAULT_PERIOD_S = 60.0
+ROUNDING = 1e-6
+"""So far outside of 0 to 1 a sum of shares may come to lie."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +37,7 @@ class Scorer:
         self._text_limit_s = text_limit_s
         self._task_limit_s = task_limit_s
         self._sandbox: Sandbox | None = None
+        self._faults = Faults()
 
     def __enter__(self) -> Scorer:
         return self
@@ -80,7 +89,7 @@ class Scorer:
     def _score_task(self, task: Task, texts: Sequence[str], own: bool) -> Sequence[float | None]:
         family = self._source.family(task)
         if family.scoring == "direct" and (own or family.peer_safe):
-            return [_score_directly(family, task, text) for text in texts]
+            return [self._faults.score(family, task, text) for text in texts]
         if not own and not family.peer_safe:
             why = "executes it" if family.executes_text else f"cannot be scored safely: {missing_sandbox()}"
             raise LocalError(f"text from peers for {family.name!r}, which {why}")
@@ -104,9 +113,32 @@ def _is_readable(text: str) -> bool:
         return False
 
 
-def _score_directly(family: TaskFamily, task: Task, text: str) -> float:
-    try:
-        return unit(family.score(task, text))
-    except Exception as error:  # a user's family may raise anything
-        logger.warning("a text for %s cannot be scored: %s: %s", family.name, type(error).__name__, error)
-        return 0.0
+class Faults:
+    """Faults of families' scorers: told once a family, then once in `FAULT_PERIOD_S` with how many there were."""
+
+    def __init__(self) -> None:
+        self._told_at: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()
+
+    def score(self, family: TaskFamily, task: Task, text: str) -> float:
+        """Score one text in this process; 0.0 where the scorer raises, or returns what is no reward."""
+        try:
+            value = float(family.score(task, text))
+        except Exception as error:  # a user's family may raise anything; what it says may have the text in it
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self._note(family.name, f"raised {type(error).__name__} at {place.filename}, line {place.lineno}")
+            return 0.0
+        if not -ROUNDING <= value <= 1 + ROUNDING:
+            self._note(family.name, f"returned {value:g}")
+            return 0.0
+        return unit(value)
+
+    def _note(self, family: str, what: str) -> None:
+        self._counts[family] += 1
+        now = time.monotonic()
+        if now - self._told_at.get(family, -math.inf) < FAULT_PERIOD_S:
+            return
+        self._told_at[family] = now
+        count = self._counts[family]
+        texts = "a text is" if count == 1 else f"{count} texts so far are"
+        logger.warning("score() of family %r %s: %s worth 0; correct it, to return 0 to 1", family, what, texts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,9 +91,19 @@ class Lessons:
 
 
 def warm_up(
-    policy: Policy, choices: Sequence[TaskChoice], settings: WarmUpSettings, *, score: Score, seed: int
+    policy: Policy,
+    choices: Sequence[TaskChoice],
+    settings: WarmUpSettings,
+    *,
+    score: Score,
+    seed: int,
+    tell: Callable[[int], None] = lambda updates: None,
 ) -> WarmUpReport:
-    """Teach `policy` the solutions of these families until its reward on them is the one asked for."""
+    """Teach `policy` the solutions of these families until its reward on them is the one asked for.
+
+    tell: is called with the number of updates that are made, before the first and after each.
+    """
+    tell(0)
     lessons, probes = Lessons(choices, seed=seed, stream="lessons"), Lessons(choices, seed=seed, stream="probes")
     generator = torch.Generator().manual_seed(seed)
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
@@ -109,6 +119,7 @@ def warm_up(
                 torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_LIMIT)
                 optimizer.step()
             updates += 1
+            tell(updates)
         reward = measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
     return WarmUpReport(updates=updates, reward=reward)
 

@@ -12,12 +12,14 @@ its end, be it in this process or, on disk, in an earlier one.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import msgspec
 import trio
 
 from shoal.collectives.codecs import final_codec
@@ -26,9 +28,9 @@ from shoal.collectives.finals import FinalChunk, FinalFormat, Finals, UseFinal
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
-from shoal.collectives.state import CertifiedState, StateAssembly, StateHeader
+from shoal.collectives.state import CertifiedState, HeldState, PolicyImage, StateAssembly, StateHeader
 from shoal.node.state.asking import ask_in_turn
-from shoal.node.state.fetching import Fetcher, Job
+from shoal.node.state.fetching import Fetcher, Job, OnProgress, tell_nobody
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
 from shoal.node.state.states import STATE_SPACES, StateCache
 from shoal.node.state.transfer_files import PartialDownload, TransferFolder
@@ -76,7 +78,6 @@ SPACES = {kind: space for space, kind in KINDS.items()}
 logger = logging.getLogger(__name__)
 
 Ask = Callable[[PeerId, bytes], Awaitable[bytes]]
-OnChunk = Callable[[int, int], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +86,13 @@ class _Unfinished:
 
     assembly: StateAssembly
     partial_download: PartialDownload
+
+
+class Fetched(msgspec.Struct, frozen=True, kw_only=True):
+    """How often something was fetched, and its bytes in all."""
+
+    times: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,7 @@ class CatchUp:
         self._cache = cache
         self._outer = outer
         self.scores = DonorScores()
-        self._fetcher = Fetcher(lanes=lanes, chunks=chunks, scores=self.scores)
+        self.fetcher = Fetcher(lanes=lanes, chunks=chunks, scores=self.scores)
         self._folder = TransferFolder(cache.folder)
         self._unfinished: _Unfinished | None = None
         self._known_header: tuple[bytes, StateHeader] | None = None  # as it came: donors say the same, checked once
@@ -119,10 +127,17 @@ class CatchUp:
         """Codec, numel and chunk_values of this swarm; known once the trainer has built the model."""
         self.donated: dict[PeerId, int] = {}
         """Bytes of the last state or finals, by the peer that they came from."""
+        self.fetched: dict[str, Fetched] = {}
+        """Counts of what came since this node started, by kind: states, finals, images, changes of images."""
         self.accepts: Callable[[StateHeader], None] = lambda header: None
         """Called with the header of a state before its chunks are fetched; may raise ConfigError."""
         self.amended: Callable[[int], Manifest | None] = lambda round: None
         """The settings in force in a round of the chain, None where they are the swarm's first."""
+
+    def came(self, what: str, donated: dict[PeerId, int]) -> None:
+        """Something was fetched: so many bytes from whom."""
+        before, self.donated = self.fetched.get(what, Fetched()), donated
+        self.fetched[what] = Fetched(times=before.times + 1, bytes=before.bytes + sum(donated.values()))
 
     # -- certificates ----------------------------------------------------------------------------------------
 
@@ -204,7 +219,7 @@ class CatchUp:
             found[final.chunk] = final
 
         every = range(final_format.plan.chunks)
-        self.donated = await self.copy_finals(final_format, every, donors, take, known=known)
+        self.came("finals", await self.copy_finals(final_format, every, donors, take, known=known))
         return Finals(plan=final_format.plan, chunks=tuple(found[chunk] for chunk in every))
 
     async def copy_finals(
@@ -236,9 +251,9 @@ class CatchUp:
             here=(),
             introduce=introduce,
             accept=accept,
-            on_progress=_ignore,
+            on_progress=tell_nobody,
         )
-        return await self._fetcher.fetch(job, peers)
+        return await self.fetcher.fetch(job, peers)
 
     # -- the state at the head -------------------------------------------------------------------------------
 
@@ -249,7 +264,14 @@ class CatchUp:
             return 0
         return replay_limit_rounds(*self.shape, fragments=self._outer.fragments, vectors=len(self._outer.kinds))
 
-    def performers(self, on_chunk: OnChunk) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
+    @property
+    def finals_bytes(self) -> float:
+        """Bytes of the finals of a round, on average; infinity as long as the model is not built."""
+        if self.shape is None:
+            return math.inf
+        return _finals_bytes(*self.shape, self._outer.fragments) / self._outer.fragments
+
+    def performers(self, on_chunk: OnProgress) -> Mapping[type[Any], Callable[[Any], Awaitable[Any]]]:
         """Functions that carry out an errand's requests about states; `on_chunk` is told how a transfer goes."""
         return {
             AskHolders: self._ask_holders,
@@ -262,8 +284,10 @@ class CatchUp:
     async def _count_lacking(self, request: CountLacking) -> int:
         return await trio.to_thread.run_sync(lambda: sum(not self._cache.has_finals(plan) for plan in request.plans))
 
-    async def _replay(self, request: Replay) -> CertifiedState:
-        assert isinstance(request.state, CertifiedState)
+    async def _replay(self, request: Replay) -> HeldState:
+        assert isinstance(request.state, CertifiedState | PolicyImage)
+        if isinstance(request.state, PolicyImage):  # no finals lead anywhere from it
+            return request.state
         return await self.replay(request.state, request.chain, request.peers)
 
     async def replay(self, state: CertifiedState, chain: Chain, peers: Sequence[PeerId]) -> CertifiedState:
@@ -307,11 +331,11 @@ class CatchUp:
 
     # -- a whole state ---------------------------------------------------------------------------------------
 
-    async def _fetch_state(self, on_chunk: OnChunk, request: FetchState) -> CertifiedState | None:
+    async def _fetch_state(self, on_chunk: OnProgress, request: FetchState) -> CertifiedState | None:
         """The state of a header, None if it is not to be had. Raises ConfigError where `accepts` does."""
         value, certified, header, base = request.value, request.certified, request.header, request.base
         assert isinstance(header, StateHeader)
-        assert base is None or isinstance(base, CertifiedState)
+        base = base if isinstance(base, CertifiedState) else None
         self.accepts(header)
         unfinished = await trio.to_thread.run_sync(self._begin, header, base)
         assembly, partial_download = unfinished.assembly, unfinished.partial_download
@@ -339,17 +363,16 @@ class CatchUp:
             hashing=True,
         )
         try:
-            self.donated = await self._fetch_and_keep(job, request.peers, partial_download)
+            self.came("state", await self._fetch_and_keep(job, request.peers, partial_download))
         except NetworkError as error:
             logger.info("%s", error)
             return None
         self._unfinished = None
         logger.info(
-            "%s is here: %d of %d chunks were, %s",
+            "%s is here: %s%s",
             job.what,
-            len(here),
-            len(pieces),
             _from_whom(self.donated),
+            f", beside {len(here):,} of {len(pieces):,} chunks that were" if here else "",
         )
         state = assembly.finish()
         self._cache.put(state, header)
@@ -363,7 +386,7 @@ class CatchUp:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial_download.run)
             try:
-                donated = await self._fetcher.fetch(job, peers)
+                donated = await self.fetcher.fetch(job, peers)
             except NetworkError as error:  # not out of the nursery, which would wrap it
                 donated = error
             nursery.cancel_scope.cancel()
@@ -435,7 +458,7 @@ class CatchUp:
             header = self._known_header[1]
         else:
             header = decode(answer.header, StateHeader, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)
-        if header.kinds != self._outer.kinds:
+        if header.kinds != self._outer.kinds or bool(header.image) != self._outer.imaged:
             raise RemoteError("offers a state of another outer optimizer", peer=peer)
         check_header(header, value, certified, peer)
         self._known_header = (answer.header, header)
@@ -450,8 +473,8 @@ class CatchUp:
 def _from_whom(donated: Mapping[PeerId, int]) -> str:
     """Bytes that came from whom, in words; of many, together."""
     if len(donated) > DONORS_NAMED:
-        return f"{sum(donated.values())} bytes from {len(donated)} peers"
-    return ", ".join(f"{size} bytes from {peer}" for peer, size in donated.items()) or "nothing was fetched"
+        return f"{sum(donated.values()):,} bytes from {len(donated)} peers"
+    return ", ".join(f"{size:,} bytes from {peer}" for peer, size in donated.items()) or "nothing was fetched"
 
 
 def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: int = 1, vectors: int = 2) -> int:
@@ -459,15 +482,15 @@ def replay_limit_rounds(name: str, numel: int, chunk_values: int, *, fragments: 
 
     vectors: of a state.
     """
+    return max(1, fragments * (4 * vectors * numel - 1) // _finals_bytes(name, numel, chunk_values, fragments))
+
+
+def _finals_bytes(name: str, numel: int, chunk_values: int, fragments: int) -> int:
+    """Bytes of the finals of as many rounds as there are fragments."""
     codec_name, buffers = split_codec(name)
     grid, how = Grid(numel, chunk_values), final_codec(codec_name)
     parameters = grid.chunks - buffers
     own = 4 * (numel - Fragments(grid, fragments, buffers).buffers_begin)  # of buffers, which are in every fragment
     trailers = (parameters + fragments * buffers) * (SIGNATURE_BYTES + bitmap_bytes(MEMBER_LIMIT))
     finals = how.encoded_bytes(grid.length(0)) * (parameters - 1) + how.encoded_bytes(grid.length(parameters - 1))
-    finals += fragments * own
-    return max(1, fragments * (4 * vectors * numel - 1) // (finals + trailers))
-
-
-async def _ignore(done: int, total: int) -> None:
-    await trio.lowlevel.checkpoint()
+    return finals + fragments * own + trailers

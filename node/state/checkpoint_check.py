@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.grid import Grid
+from shoal.collectives.policy_image import image_of
 from shoal.collectives.state import StateHeader, StateKind
 from shoal.node.state.checkpoints import CHAIN, LAYOUT, MANIFEST, STATE, TRAINER, WORK, read_layout
 from shoal.node.state.contributions import read_account
-from shoal.node.state.state_files import header_in, kinds_in
+from shoal.node.state.state_files import header_in, is_imaged, kinds_in
 from shoal.node.state.store import read_records
 from shoal.node.state.tensor_files import DamagedFile, TensorFile
 from shoal.protocol.certificate import genesis
@@ -181,7 +183,9 @@ def _certified(files: CheckpointFiles, manifest: Manifest, state: TensorFile) ->
             f"{files.chain} ends before round {round}, of which {files.state} is; use another checkpoint"
         ) from None
     if value.term != term:
-        raise BadCheckpoint(f"{files.state} is of term {term}, the certificate of round {round} of {value.term}")
+        raise BadCheckpoint(
+            f"{files.state} is of term {term}, the certificate of round {round} of {value.term}; use another checkpoint"
+        )
     return value
 
 
@@ -202,9 +206,15 @@ def _check_chunks(path: Path, state: TensorFile, value: Value, chunk_values: int
         begin = spans[kind][0]
         return chunk_hash(state.data[begin + 4 * start : begin + 4 * stop])
 
+    def hash_of_image(chunk: int) -> bytes:
+        start, stop = grid.span(chunk)
+        begin = spans[StateKind.ANCHOR][0]
+        return chunk_hash(image_of(np.frombuffer(state.data[begin + 4 * start : begin + 4 * stop], np.float32)).data)
+
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         hashes = list(pool.map(hash_of, chunks))
-    found = _header(state, value, grid, hashes)
+        image = b"".join(pool.map(hash_of_image, range(grid.chunks if is_imaged(state) else 0)))
+    found = _header(state, value, grid, hashes, image)
     if found is not None and found.digest == value.digest:
         return found, [], len(chunks)
     if told is None or told.digest != value.digest or told.kinds != kinds:
@@ -217,7 +227,7 @@ def _check_chunks(path: Path, state: TensorFile, value: Value, chunk_values: int
     return told, bad, len(chunks)
 
 
-def _header(state: TensorFile, value: Value, grid: Grid, hashes: list[bytes]) -> StateHeader | None:
+def _header(state: TensorFile, value: Value, grid: Grid, hashes: list[bytes], image: bytes) -> StateHeader | None:
     """The header that the file's values have; None if its counters are none."""
     anchor, momentum, second_moment = (b"".join(hashes[n * grid.chunks : (n + 1) * grid.chunks]) for n in range(3))
     try:
@@ -231,6 +241,7 @@ def _header(state: TensorFile, value: Value, grid: Grid, hashes: list[bytes]) ->
             anchor=anchor,
             momentum=momentum,
             second_moment=second_moment,
+            image=image or msgspec.UNSET,
         )
     except (KeyError, ValueError):
         return None

@@ -5,8 +5,8 @@
         chain                 the entries from genesis to the one that certified it, framed as in chain.log
         swarm.toml            the manifest
         layout.json           names and shapes of the parameters, and of the buffers that travel
-        trainer.safetensors   what this node's trainer knew beside the state, if it was written
-        work.safetensors      this node's contribution to the round, if it was written
+        trainer.safetensors   what this node's trainer knew beside the state, if it was written; of the newest only
+        work.safetensors      this node's contribution to the round, likewise: of rounds long ago they are of no use
 
 A folder is made under another name, every file in it is synced, and then it gets its name. It is given back its other
 name before it is removed. So a folder of that form is whole, whenever the machine stopped.
@@ -108,15 +108,19 @@ class Checkpoints:
             while self._due is None:
                 await self._changed.wait()
                 self._changed = trio.Event()
-            due, self._due = self._due, None
-            if self._p.chain.standing.round < due.state.round:
-                continue  # the swarm went back to before it
-            await self._p.save(due.state)
-            try:
-                await trio.to_thread.run_sync(self._make, due)
-            except StorageError as error:
-                logger.warning("no checkpoint of round %d: %s", due.state.round, error)
-                self._p.on_progress(Notice(text=f"no checkpoint of round {due.state.round}: {error}"))
+            await self._make_due(self._due)
+
+    async def _make_due(self, due: _Due) -> None:
+        """Make it, and hold on to its state no longer."""
+        self._due = None
+        if self._p.chain.standing.round < due.state.round:
+            return  # the swarm went back to before it
+        await self._p.save(due.state)
+        try:
+            await trio.to_thread.run_sync(self._make, due)
+        except StorageError as error:
+            logger.warning("no checkpoint of round %d: %s", due.state.round, error)
+            self._p.on_progress(Notice(text=f"no checkpoint of round {due.state.round}: {error}"))
 
     def _make(self, due: _Due) -> None:
         assert self._layout is not None
@@ -162,7 +166,8 @@ class CheckpointContent:
 def write_checkpoint(folder: Path, content: CheckpointContent, *, keep: int) -> Path:
     """Make the checkpoint in `folder`, then remove all but the newest `keep`. Returns where it is. Blocks.
 
-    Raises StorageError, with nothing that was there before touched.
+    Of older ones what this node alone knew goes: it is as large as the rest. Raises StorageError, with nothing that was
+    there before touched.
     """
     target = folder / content.name
     partial = folder / (content.name + PARTIAL)
@@ -185,6 +190,10 @@ def write_checkpoint(folder: Path, content: CheckpointContent, *, keep: int) -> 
             gone = old.with_name(old.name + PARTIAL)
             old.rename(gone)
             _remove(gone)
+        for older in checkpoints_in(folder):
+            if older != target:
+                for name in (TRAINER, WORK):
+                    (older / name).unlink(missing_ok=True)
     return target
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from shoal.node.outcome import StateFetched
 from shoal.node.state.chunk_requests import LANE_DEADLINE_S, LOOK_S, Ask, TransferRun
 from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -31,10 +32,12 @@ from shoal.swarm.lanes.chunks import (
 from shoal.swarm.lanes.pool import LanePool
 
 PROGRESS_STEPS: Final = 8
+PROGRESS_PERIOD_S: Final = 5.0
+"""The steps of a large state, or over a slow link, take minutes."""
 
 logger = logging.getLogger(__name__)
 
-OnProgress = Callable[[int, int], Awaitable[None]]
+OnProgress = Callable[[StateFetched], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,8 @@ class Job:
 
     introduce: returns if the peer holds it; raises NetworkError or RemoteError. accept: takes a chunk, in any thread,
     with its BLAKE3 hash if `hashing`; raises RemoteError if the bytes are wrong. places: where chunks are received, if
-    not in a buffer. on_progress: told how many chunks are here, of how many, at the start, at the end, and
-    PROGRESS_STEPS times on the way; nothing more is asked for until it returns.
+    not in a buffer. on_progress: told how much is here, of how much, at the start and the end, PROGRESS_STEPS times on
+    the way, and where they are slow every PROGRESS_PERIOD_S; nothing more is asked for until it returns.
     """
 
     what: str
@@ -97,7 +100,8 @@ class _Run:
         self._fetch = fetch
         self._lanes = lanes
         self._numbers = {ref: number for number, (ref, _) in enumerate(job.wanted)}
-        self._shown = -1
+        self._shown, self._shown_at = -1, 0.0
+        self._here_bytes = sum(job.wanted[number][1] for number in job.here)
         self.under_way = TransferRun([size for _, size in job.wanted], here=job.here, scores=fetcher.scores)
         self.fault: Exception | None = None
 
@@ -181,12 +185,19 @@ class _Run:
         self._fetch.wake()
 
     async def _show(self) -> None:
-        total = len(self._job.wanted)
-        done = total - self.under_way.transfer.missing
+        total, transfer, now = len(self._job.wanted), self.under_way.transfer, trio.current_time()
+        done = total - transfer.missing
         step = done * PROGRESS_STEPS // max(1, total)
-        if step > self._shown:
-            self._shown = step
-            await self._job.on_progress(done, total)
+        if step > self._shown or now >= self._shown_at + PROGRESS_PERIOD_S:
+            self._shown, self._shown_at = step, now
+            await self._job.on_progress(
+                StateFetched(
+                    done_chunks=done,
+                    total_chunks=total,
+                    done_bytes=self._here_bytes + sum(transfer.arrived_bytes.values()),
+                    total_bytes=sum(size for _, size in self._job.wanted),
+                )
+            )
 
 
 def _runs(asks: Sequence[Ask], wanted: Sequence[tuple[ChunkRef, int]]) -> Iterator[tuple[PeerId, ChunkRef, list[int]]]:
@@ -203,3 +214,8 @@ def _runs(asks: Sequence[Ask], wanted: Sequence[tuple[ChunkRef, int]]) -> Iterat
         sizes.append(size)
     if sizes:
         yield donor, first, sizes
+
+
+async def tell_nobody(fetched: StateFetched) -> None:
+    """Progress that nobody watches."""
+    await trio.lowlevel.checkpoint()

@@ -20,11 +20,13 @@ import tempfile
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from shoal.collectives.memory import F32, own_memory
-from shoal.node.state.store import disk_errors
+from shoal.node.state.store import PAGE_BYTES, disk_errors
+from shoal.protocol.errors import StorageError
 
 _UNABLE = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP)
 """Of file systems whose files cannot be mapped for writing, or take no room beforehand: memory is had otherwise."""
@@ -41,10 +43,7 @@ def file_memory(folder: Path, size: int) -> memoryview:
     with disk_errors(folder):
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, size)
-                else:
-                    file.truncate(size)
+                _take_room(file, size)
                 mapping = _FileMapping(file.fileno(), size)
                 with suppress(OSError):  # where there is no /proc
                     mapping.reader = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
@@ -54,6 +53,62 @@ def file_memory(folder: Path, size: int) -> memoryview:
             if error.errno not in _UNABLE:
                 raise
     return own_memory(size)
+
+
+def _take_room(file: IO[bytes], size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:
+        file.truncate(size)
+
+
+class Unmappable(StorageError):
+    """A file system whose files cannot be mapped for writing, or take no room beforehand."""
+
+
+class NamedMemory:
+    """Memory that is the content of a file, for whoever gives the file its name once it is whole."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """`size` bytes of zeros in the new file `path`.
+
+        Raises OSError if the disk has no room, and then no file is there; Unmappable.
+        """
+        self.path = path
+        try:
+            with path.open("w+b") as file:
+                _take_room(file, size)
+                self._mapping = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if error.errno in _UNABLE:
+                raise Unmappable(f"{path.parent} has files that cannot be mapped; choose another --data-dir") from None
+            raise
+        self.data = memoryview(self._mapping)
+
+    def touch(self) -> None:
+        """Have pages for all of it, which who writes is spared to wait for."""
+        np.frombuffer(self.data, np.uint8)[::PAGE_BYTES] = 0
+
+    def fit(self, path: Path, size: int) -> bool:
+        """Have it under another name and no longer than this; False, and nothing changed, if it is shorter.
+
+        Raises OSError.
+        """
+        if len(self.data) < size:
+            return False
+        os.truncate(self.path, size)
+        self.path = self.path.replace(path)
+        self.data = self.data[:size]
+        return True
+
+    def sync(self, piece_bytes: int) -> None:
+        """Have all of it on disk, in pieces: another file that is synced meanwhile waits for one at most.
+
+        Raises OSError.
+        """
+        for begin in range(0, len(self.data), piece_bytes):
+            self._mapping.flush(begin, min(piece_bytes, len(self.data) - begin))
 
 
 def descriptor_of(vector: F32) -> int | None:

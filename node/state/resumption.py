@@ -12,6 +12,9 @@ is there:
     of the round that follows                   announce the very same contribution again
     older                                       the moments of the optimizer still help; the rest is out of date
 
+Those of one round stay until those of a later one are whole: they are of the round at the head, or of the one that
+follows, and so is whatever comes after them.
+
 A write that takes long is followed by a rest, so that the disk is busy for a tenth of the time at most; rounds in
 between have no files of their own.
 
@@ -51,8 +54,6 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import StorageError
 from shoal.protocol.messages import Term, Value
 
-FILES_KEPT = 2
-"""Of the newest rounds: the one at the head may be needed, and one may be under way."""
 REST = 9
 """Times as long as it took to write is rested."""
 CHEAP_S = 0.25
@@ -287,9 +288,14 @@ class Resumption:
         return [pair for pair in files if pair.trainer.exists()]
 
     def forget_old(self, newest: Position) -> None:
-        """Keep the newest rounds up to `newest`; the others go, and what is half written. Raises StorageError."""
-        kept = {pair.position for pair in self.on_disk() if pair.position <= newest}
-        kept = set(sorted(kept)[-FILES_KEPT:])
+        """Keep the newest round up to `newest`, whose files are whole; the others go, and what is half written.
+
+        The round before it stays too if its files are written whatever happens: a checkpoint of them may be under way.
+
+        Raises StorageError.
+        """
+        whole = [pair.position for pair in self.on_disk() if pair.position <= newest]  # newest first
+        kept = {*whole[:1], *(position for position in whole[1:2] if self._always(position[1]))}
         with disk_errors(self._folder):
             for path in self._folder.iterdir():
                 if _position_of(path) not in kept and not path.name.startswith(MIDWAY):

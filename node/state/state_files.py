@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from shoal.collectives.memory import F32, VectorPool
 from shoal.collectives.state import ADAMW_KINDS, NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
@@ -28,9 +30,13 @@ def write_state(path: Path, state: CertifiedState, header: StateHeader | None = 
         "tokens": str(state.tokens),
         "layout": state.layout_hash.hex(),
     }
+    if state.imaged:
+        metadata["imaged"] = "1"
     if header is not None:
         metadata["chunk_values"] = str(header.chunk_values)
         metadata |= {f"{kind}_hashes": header.hashes(kind).hex() for kind in header.kinds}
+    if header is not None and header.image:
+        metadata["image_hashes"] = header.image.hex()
     vectors = [TensorBytes.of(str(kind), state.vector(kind)) for kind in state.kinds]
     write_tensors(path, vectors, metadata, checksum=False)
 
@@ -38,6 +44,11 @@ def write_state(path: Path, state: CertifiedState, header: StateHeader | None = 
 def kinds_in(file: TensorFile) -> tuple[StateKind, ...]:
     """The vectors of the state in a file, by what it names."""
     return ADAMW_KINDS if StateKind.SECOND_MOMENT in file.names else NESTEROV_KINDS
+
+
+def is_imaged(file: TensorFile) -> bool:
+    """True if the digest of the state in a file covers its image in bf16, by what the file says."""
+    return "imaged" in file.metadata
 
 
 def header_in(file: TensorFile) -> StateHeader | None:
@@ -54,6 +65,7 @@ def header_in(file: TensorFile) -> StateHeader | None:
             anchor=bytes.fromhex(told["anchor_hashes"]),
             momentum=bytes.fromhex(told["momentum_hashes"]),
             second_moment=bytes.fromhex(told.get("second_moment_hashes", "")),
+            image=bytes.fromhex(told.get("image_hashes", "")) or msgspec.UNSET,
         )
     except (KeyError, ValueError, ZeroDivisionError, DamagedFile):
         return None
@@ -78,6 +90,7 @@ def read_state(path: Path, vectors: VectorPool | None = None) -> CertifiedState:
         round=int(told["round"]),
         tokens=int(told["tokens"]),
         layout_hash=bytes.fromhex(told["layout"]),
+        imaged=is_imaged(file),
     )
 
 

@@ -9,9 +9,11 @@ again, the newest there is is saved. A state that cannot be computed again from 
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
-from shoal.collectives.state import CertifiedState
+from shoal.collectives.state import HeldState
 from shoal.node.state.states import StateCache
 
 REST = 9
@@ -26,7 +28,7 @@ class StateSaver:
     def __init__(self, cache: StateCache) -> None:
         self._cache = cache
         self._writing = trio.Lock()
-        self._newest: CertifiedState | None = None
+        self._newest: HeldState | None = None
         self._came_at = float("-inf")
         self._saved_round = 0
         self._changed = trio.Event()
@@ -40,10 +42,10 @@ class StateSaver:
         """The state of this round is on disk from an earlier run."""
         self._saved_round = saved_round
 
-    async def save_now(self, state: CertifiedState) -> None:
+    async def save_now(self, state: HeldState) -> None:
         """Return when `state` is on disk. Raises StorageError."""
         async with self._writing:
-            await trio.to_thread.run_sync(self._cache.save_state, state)
+            await trio.to_thread.run_sync(partial(self._cache.save_state, state, good=self._saved_round))
             self._saved_round = state.round
             if self._newest is not None and self._newest.round <= state.round:
                 self._newest = None
@@ -61,12 +63,12 @@ class StateSaver:
             await trio.to_thread.run_sync(self._cache.go_back, round)
         self._tell()
 
-    async def save_unless_newer(self, state: CertifiedState) -> None:
+    async def save_unless_newer(self, state: HeldState) -> None:
         """Return when `state`, or one of a later round, is on disk. Raises StorageError."""
         if state.round > self._saved_round:
             await self.save_now(state)
 
-    async def save_soon(self, state: CertifiedState) -> None:
+    async def save_soon(self, state: HeldState) -> None:
         """Have `state` saved, unless a newer one is before its turn. Waits only while the disk is far behind.
 
         Cancellation: `state` is saved all the same.
@@ -88,10 +90,7 @@ class StateSaver:
         rest_ends, rest_s = float("-inf"), 0.0
         try:
             while True:
-                state = await self._next_due(rest_ends, rest_s)
-                began = trio.current_time()
-                await self.save_now(state)
-                rest_s = REST * (trio.current_time() - began)
+                rest_s = REST * await self._save_next(rest_ends, rest_s)
                 rest_ends = trio.current_time() + rest_s
         except trio.Cancelled:
             with trio.CancelScope(shield=True):
@@ -99,7 +98,14 @@ class StateSaver:
                     await self.save_now(self._newest)
             raise
 
-    async def _next_due(self, rest_ends: float, rest_s: float) -> CertifiedState:
+    async def _save_next(self, rest_ends: float, rest_s: float) -> float:
+        """Save what is due next, and hold on to it no longer; the seconds that it took to write."""
+        state = await self._next_due(rest_ends, rest_s)
+        began = trio.current_time()
+        await self.save_now(state)
+        return trio.current_time() - began
+
+    async def _next_due(self, rest_ends: float, rest_s: float) -> HeldState:
         """The state to save next, once it is time: after a rest of `rest_s` that ends at `rest_ends`."""
         while True:
             state = self._newest

@@ -30,7 +30,7 @@ from typing import Any
 import trio
 
 from shoal.collectives.finals import Finals
-from shoal.collectives.state import CertifiedState, StateHeader
+from shoal.collectives.state import CertifiedState, HeldState, PolicyImage, StateHeader
 from shoal.node.holds import Holds
 from shoal.node.outcome import Notice, Progress, StateFetched
 from shoal.node.reporting.round_log import RoundLog
@@ -40,14 +40,14 @@ from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_saver import StateSaver
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
-from shoal.protocol.amending import settings_text
+from shoal.protocol.amending import InForce, settings_back, settings_text
 from shoal.protocol.bans import named
 from shoal.protocol.catching_up import is_state_of, on_branch
 from shoal.protocol.chain import Chain
 from shoal.protocol.errands import AskEntries, FindEarlier, KeepEarlier, ReplaceChain, TakeEntries, Warn
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Amendment, Entry, Rebase, Value
+from shoal.protocol.messages import NO_HASH, Amendment, Entry, Rebase, Value
 from shoal.protocol.peering import ChainPart
 from shoal.swarm.links import Links
 
@@ -68,10 +68,13 @@ class StateStoreParts:
     holds: Holds
     log: RoundLog
     on_progress: Callable[[Progress], None]
+    takes_images: bool = False
 
 
 class StateStore:
     """The chain, and the state that belongs to it. `state` may lag behind the head; `current` says whether it does.
+
+    It is a policy's image alone where this node samples and took that in place of a state (`takes_images`).
 
     catchup: fetches states and finals; earlier: the states of earlier rounds that are here.
     """
@@ -83,7 +86,9 @@ class StateStore:
         self._saver = StateSaver(parts.cache)
         self._loading = trio.Lock()
         self._loaded_ahead = self._load_called = False
-        self.state: CertifiedState | None = None
+        self.state: HeldState | None = None
+        self.fetched: StateFetched | None = None
+        """How far a state is that is being fetched."""
         self.on_current: Callable[[], None] = lambda: None
         """Called when the state of another round is here, mostly that at the head."""
 
@@ -150,12 +155,18 @@ class StateStore:
             if not self._loaded_ahead:
                 await self._load()
             self._loaded_ahead, self._load_called = False, True
-        if self.state is None:
+        if self.state is None and not self._p.takes_images:
             await trio.to_thread.run_sync(self.catchup.prepare)
 
     async def _load(self) -> None:
         cache = self._p.cache
         await trio.to_thread.run_sync(cache.tidy)
+        if self._p.takes_images:
+            image = await trio.to_thread.run_sync(cache.images.load, self._certified)
+            if image is not None:
+                self._saver.begin(image.round)
+                self.state = image
+                return
         for round in cache.saved_rounds():
             saved = await self._saved(round)
             state = None if saved is None else await self.catchup.replay(saved, self.chain, ())
@@ -168,6 +179,9 @@ class StateStore:
         await trio.to_thread.run_sync(cache.load_finals)
         if self.state is None:
             await self._take_earlier()
+
+    def _certified(self, round: int) -> bytes:
+        return self.chain.digest(round) if round <= self.chain.standing.round else NO_HASH
 
     async def _take_earlier(self) -> None:
         """Hold the state at the head if it is here as that of an earlier round: the swarm went back to it."""
@@ -194,11 +208,17 @@ class StateStore:
         self.state = state
         self._p.cache.put(state, header)
 
-    async def adopt(self, state: CertifiedState) -> None:
-        """Hold a state that was not computed here from the one before, serve it, and have it on disk.
+    async def adopt(self, state: HeldState) -> None:
+        """Hold a state that was not computed here from the one before, serve it, and have it on disk; an image in time.
 
         Raises StorageError.
         """
+        if isinstance(state, PolicyImage):
+            self.state = state
+            self._p.cache.hold_image(state)
+            self.on_current()
+            await self._saver.save_soon(state)
+            return
         self._hold(state, await trio.to_thread.run_sync(self._p.cache.header, state))
         await self._saver.save_now(state)
         await trio.to_thread.run_sync(self.catchup.arrived)
@@ -219,18 +239,22 @@ class StateStore:
         trusted: as in `Chain.extend`. Returns False for a rebase that is known. Raises RemoteError if it does not
         follow, StorageError.
         """
+        before = self.chain.in_force
         if not self.chain.extend(entry, trusted=trusted):
             return False
         self._p.key_use.saw_entry(entry, self._p.store.durable_records())
         await trio.to_thread.run_sync(self._p.store.append_certificate, entry)
-        await self._follow_entry(entry)
+        await self._follow_entry(entry, before)
         return True
 
-    async def _follow_entry(self, entry: Entry) -> None:
-        """The chain, in memory and on disk, has an entry more: what was bound before it binds no more."""
+    async def _follow_entry(self, entry: Entry, before: InForce | None) -> None:
+        """The chain, in memory and on disk, has an entry more: what was bound before it binds no more.
+
+        before: the settings that were in force without it, None where that is not known.
+        """
         await trio.to_thread.run_sync(self._p.store.decided, entry.value)
         if isinstance(entry, Rebase) or entry.value.rollback:
-            self._tell_of_term(entry)
+            self._tell_of_term(entry, before)
             await self._saver.go_back(entry.value.state_round)
         elif entry.value.amended:
             self._tell_of_amendment(entry.value.round, entry.value.amended.amendment)
@@ -253,7 +277,7 @@ class StateStore:
             text = f"round {value.round} banned {peers}, proven to have lied; see `shoal evidence`"
             self._p.on_progress(Notice(text=text))
 
-    def _tell_of_term(self, entry: Entry) -> None:
+    def _tell_of_term(self, entry: Entry, before: InForce | None) -> None:
         """Log that a term ended, whether this node took part in that or hears of it; the user of a newcomer has no
         use for it."""
         value = entry.value
@@ -264,6 +288,7 @@ class StateStore:
             self._p.log.rolled_back(value)
             text = f"round {value.round} decided to go back: going on from round {value.state_round}"
             text += f", term {value.next_term}"
+        text += settings_back(before, self.chain.in_force)
         if self.state is not None:
             self._p.on_progress(Notice(text=text))
 
@@ -306,7 +331,7 @@ class StateStore:
             self.state = None  # of what the authority abandoned, though its rounds may have the same numbers
         await self._saver.go_back(state_round)
         for entry in entries[height:]:
-            await self._follow_entry(entry)
+            await self._follow_entry(entry, None)
 
     async def finals(self, round: int, peers: list[PeerId]) -> Finals:
         """The finals that the certificate of `round` names, with who is in which chunk as it was certified.
@@ -320,7 +345,9 @@ class StateStore:
             raise NetworkError(f"no finals of round {round} that name those as included whom its certificate does")
         return finals
 
-    async def on_chunk(self, done: int, total: int) -> None:
-        """Report that so many chunks of a state that is fetched are here."""
-        self._p.on_progress(StateFetched(done_chunks=done, total_chunks=total))
+    async def on_chunk(self, fetched: StateFetched) -> None:
+        """Report how much of a state that is fetched is here."""
+        done, total = fetched.done_chunks, fetched.total_chunks
+        self.fetched = fetched if done < total else None
+        self._p.on_progress(fetched)
         await self._p.holds.at(self.head.next_round, "transfer", done / total)

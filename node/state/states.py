@@ -25,6 +25,9 @@ from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import (
     NESTEROV_KINDS,
     CertifiedState,
+    HeldState,
+    ImageHeader,
+    PolicyImage,
     StateHeader,
     StateKind,
     chunk_bytes,
@@ -32,6 +35,7 @@ from shoal.collectives.state import (
 )
 from shoal.node.state.file_memory import file_memory
 from shoal.node.state.finals_file import FinalsFile, FinalsWriter, read_finals
+from shoal.node.state.policy_images import ImageCache
 from shoal.node.state.state_files import read_state, write_state
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import LocalError, ShoalError
@@ -48,11 +52,13 @@ PINS_LIMIT_BYTES = 2 << 30
 """Of older states at once. So a node holds STATES_KEPT states, this much of older ones, and the one in the making."""
 FINALS_KEPT = 32
 """Plans whose finals are held, and are on disk although a later state is: what a late joiner replays."""
+FINALS_MIN = 2
+"""Plans whose finals are held, and are on disk, whatever they take."""
 FINALS_MEMORY_BYTES = 256 << 20
-"""Finals in memory beyond this are let go; those of the last two plans are held whatever they take."""
-FINALS_DISK_BYTES = 4 << 30
-"""The same on disk, for those that a later state made superfluous; FINALS_DISK_MIN plans whatever they take."""
-FINALS_DISK_MIN = 8
+"""Finals in memory beyond this are let go."""
+FINALS_DISK_BYTES = 64 << 20
+"""The same on disk, for those that a later state made superfluous; or a state's bytes, where those are more: who lacks
+finals of more bytes than a state has fetches the state (`shoal.protocol.catching_up`)."""
 FINALS_OPEN_LIMIT = 8
 """Plans whose finals are served from disk at once."""
 
@@ -102,6 +108,23 @@ class StateCache:
         self._finals_by_scope: dict[bytes, bytes] = {}
         self._files: dict[bytes, FinalsFile] = {}  # by scope, the one asked for last at the end
         self.vectors = VectorPool(len(kinds), partial(file_memory, folder))
+        self.images = ImageCache(folder, self._imaged)
+
+    def _imaged(self, digest: bytes) -> tuple[HeldState, ImageHeader] | None:
+        """The state with a digest, or with one that begins so, and its image's header; held for PIN_S more."""
+        with self._lock:
+            held = self._by_scope.get(digest[:SCOPE_BYTES])
+            if held is None or not held.digest.startswith(digest) or held.header.of_image is None:
+                return None
+            held.asked_at = self._clock()
+            return held.state, held.header.of_image
+
+    def hold_image(self, image: PolicyImage) -> None:
+        """Hold an image in place of states: nobody is given these any more but who is fetching one."""
+        self.images.put(image)
+        with self._lock:
+            self._forget_states(kept=0)
+            self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
 
     def header(self, state: CertifiedState) -> StateHeader:
         """The header of a state on this swarm's grid, computed (hashing all chunks) once."""
@@ -110,8 +133,10 @@ class StateCache:
             return kept.header
         return header_of(state, Grid(state.numel, self._chunk_values), threads=2)
 
-    def digest(self, state: CertifiedState) -> bytes:
+    def digest(self, state: HeldState) -> bytes:
         """The digest of a state, computed once for one that is held."""
+        if isinstance(state, PolicyImage):
+            return state.header.digest
         kept = self._states.get(state.round)
         return kept.digest if kept is not None and kept.state is state else self.header(state).digest
 
@@ -126,9 +151,9 @@ class StateCache:
             self._forget_states()
             self._by_scope = {held.digest[:SCOPE_BYTES]: held for held in self._states.values()}
 
-    def _forget_states(self) -> None:
+    def _forget_states(self, kept: int = STATES_KEPT) -> None:
         now, pins, size = self._clock(), 0, 0
-        older = list(self._states)[:-STATES_KEPT]
+        older = list(self._states)[: max(0, len(self._states) - kept)]
         for round in sorted(older, key=lambda round: self._states[round].asked_at, reverse=True):
             held = self._states[round]
             pins, size = pins + 1, size + held.state.nbytes
@@ -163,7 +188,7 @@ class StateCache:
             self._finals[finals.plan.hash] = finals
             oldest_first = sorted(self._finals.items(), key=lambda item: item[1].plan.round)
             size = sum(_size(kept) for _, kept in oldest_first)
-            while len(oldest_first) > 2 and (len(oldest_first) > FINALS_KEPT or size > FINALS_MEMORY_BYTES):
+            while len(oldest_first) > FINALS_MIN and (len(oldest_first) > FINALS_KEPT or size > FINALS_MEMORY_BYTES):
                 key, kept = oldest_first.pop(0)
                 size -= _size(kept)
                 del self._finals[key]
@@ -213,12 +238,14 @@ class StateCache:
         for count, (_, plan_hash, path) in enumerate(reversed(self._finals_files())):
             with contextlib.suppress(FileNotFoundError):
                 size += path.stat().st_size
-            if count >= FINALS_KEPT or (count >= 2 and size > FINALS_MEMORY_BYTES):
+            if count >= FINALS_KEPT or (count >= FINALS_MIN and size > FINALS_MEMORY_BYTES):
                 break
             self.finals(plan_hash)
 
     def lookup(self, ref: ChunkRef) -> memoryview | None:
         """The bytes of a chunk that another node asks for, None if it is not held."""
+        if ref.space in (ChunkSpace.IMAGE, ChunkSpace.CHANGES):
+            return self.images.lookup(ref)
         with self._lock:
             held = self._by_scope.get(ref.scope)
             if held is not None and ref.space is not ChunkSpace.FINAL:
@@ -245,21 +272,44 @@ class StateCache:
                 for path in (self._folder / name).glob("*.partial"):
                     path.unlink(missing_ok=True)
 
-    def save_state(self, state: CertifiedState) -> None:
+    def save_state(self, state: HeldState, *, good: int = 0) -> None:
         """Write a state durably, and remove what it makes superfluous: states and finals of long ago.
 
-        S(0) stays: it cannot be drawn while the trainer trains, and no finals lead to it. Raises StorageError.
+        good: the round of a state that was certified and saved; while that is there, all others make room beforehand.
+        S(0) stays: it cannot be drawn while the trainer trains, and no finals lead to it. An image makes all states and
+        finals superfluous. Raises StorageError.
         """
-        write_state(self.state_file(state.round), state, self.header(state))
-        with disk_errors(self._folder):
-            for round in filter(None, self.saved_rounds()[STATES_KEPT:]):
-                self.state_file(round).unlink(missing_ok=True)
-            size = 0
-            before = [path for round, _, path in self._finals_files() if round <= state.round]
-            for count, path in enumerate(reversed(before)):
-                size += path.stat().st_size
-                if count >= FINALS_KEPT or (count >= FINALS_DISK_MIN and size > FINALS_DISK_BYTES):
+        if isinstance(state, PolicyImage):
+            self.images.save(state)
+            with disk_errors(self._folder):
+                for path in (*map(self.state_file, self.saved_rounds()), *(path for *_, path in self._finals_files())):
                     path.unlink(missing_ok=True)
+            return
+        self.images.remove()
+        there = self.saved_rounds()
+        self._forget_saved([round for round in there if round != good] if good and good in there else [])
+        write_state(self.state_file(state.round), state, self.header(state))
+        self._forget_saved(self.saved_rounds()[STATES_KEPT:])
+        with disk_errors(self._folder):
+            self._forget_finals(state)
+
+    def _forget_saved(self, rounds: Sequence[int]) -> None:
+        with disk_errors(self._folder):
+            for round in filter(None, rounds):
+                self.state_file(round).unlink(missing_ok=True)
+
+    def _forget_finals(self, state: CertifiedState) -> None:
+        """Remove the oldest finals that a state on disk made superfluous; held mapped, they would keep their room."""
+        size, limit = 0, max(FINALS_DISK_BYTES, state.nbytes)
+        before = [(plan_hash, path) for round, plan_hash, path in self._finals_files() if round <= state.round]
+        for count, (plan_hash, path) in enumerate(reversed(before)):
+            size += path.stat().st_size
+            if count >= FINALS_KEPT or (count >= FINALS_MIN and size > limit):
+                path.unlink(missing_ok=True)
+                with self._lock:
+                    self._finals.pop(plan_hash, None)
+                    self._finals_by_scope.pop(plan_hash[:SCOPE_BYTES], None)
+                    self._files.pop(plan_hash[:SCOPE_BYTES], None)
 
     def go_back(self, round: int) -> None:
         """Forget the states after `round`, in memory and on disk: they were abandoned. Raises StorageError."""

@@ -107,12 +107,25 @@ def disk_errors(path: Path, *, option: str = "--data-dir") -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"the disk under {path} is full; free some space or choose another {option}") from error
+            more = _more_than_there_is(path) if error.errno == errno.ENOSPC else ""
+            raise DiskFull(
+                f"the disk under {path} is full; free some space{more} or choose another {option}"
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StorageError(
                 f"{path} cannot be written; give this user the folder or choose another {option}"
             ) from error
         raise StorageError(f"{path}: {error.strerror}; check the disk or choose another {option}") from error
+
+
+def _more_than_there_is(path: Path) -> str:
+    """Say what room there is where it was too little; nothing where that is under a megabyte, or cannot be known."""
+    with contextlib.suppress(OSError):
+        room = os.statvfs(next(place for place in (path, *path.parents) if place.exists()))
+        free = room.f_bavail * room.f_frsize / 1e6
+        if free >= 1:
+            return f", more than the {free:,.0f} MB that there are,"
+    return ""
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview, option: str = "--data-dir") -> None:
@@ -122,6 +135,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview, option: str = "--da
 
     Large files are synced piece by piece: the next small record that must be durable then waits for one piece at most.
     A large part whose memory and place in the file begin with a page goes past the page cache (see `finals_file`).
+    Pieces of zeros, such as the momentum of S(0), take no room where the file system has holes.
     """
     with disk_errors(path.parent, option=option):
         partial = path.with_name(path.name + ".partial")
@@ -156,8 +170,12 @@ def _write_direct(file: io.FileIO, part: memoryview) -> int:
     is_direct = set_direct(file.fileno(), True)
     try:
         while is_direct and written < len(whole):
-            written += file.write(whole[written : written + SYNC_BYTES])
-            sync_and_release(file.fileno())
+            piece = whole[written : written + SYNC_BYTES]
+            if _leave_hole(file, piece):
+                written += len(piece)
+            else:
+                written += file.write(piece)
+                sync_and_release(file.fileno())
     except OSError as error:
         if error.errno != errno.EINVAL:  # of pages or a file system that do not allow it after all
             raise
@@ -177,8 +195,18 @@ def set_direct(file: int, wanted: bool) -> bool:
     return wanted and bool(flag)
 
 
+def _leave_hole(file: io.FileIO, piece: memoryview) -> bool:
+    """Go past a whole piece of zeros, which then takes no room; False of any other, which is to be written."""
+    if len(piece) < SYNC_BYTES or bytes(piece[:PAGE_BYTES]).strip(b"\0") or bytes(piece).strip(b"\0"):
+        return False
+    file.truncate(file.seek(len(piece), os.SEEK_CUR))
+    return True
+
+
 def _write_piece(file: io.FileIO, piece: memoryview) -> None:
     whole = len(piece) == SYNC_BYTES
+    if _leave_hole(file, piece):
+        return
     while piece:
         piece = piece[file.write(piece) :]
     if whole:

@@ -7,8 +7,10 @@ Nothing in a file is ever evaluated; numbers are little-endian.
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, write_atomically
+from shoal.node.state.file_memory import NamedMemory
+from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors, sync_folder, write_atomically
 from shoal.protocol.errors import LocalError, StorageError
 
 HEADER_LIMIT_BYTES = 64 << 20
@@ -29,6 +32,7 @@ THREADED_BYTES = 1 << 20
 _LENGTH_BYTES = 8
 _ALIGNMENT_BYTES = 8
 _CHECKSUM = "blake3"
+_CHECKSUM_CHARS = 64
 _DTYPES: dict[str, str] = {
     "F64": "<f8",
     "I64": "<i8",
@@ -81,6 +85,52 @@ def element_bytes(dtype: str) -> int:
     return np.dtype(_DTYPES[dtype]).itemsize
 
 
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A tensor that a file has room for: see `TensorBytes`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        return math.prod(self.shape) * element_bytes(self.dtype)
+
+
+class _Head:
+    """The beginning of a file: where each tensor lies behind it, wide elements first, and how many bytes they take."""
+
+    def __init__(self, places: Sequence[TensorPlace], metadata: Mapping[str, str]) -> None:
+        self._metadata = metadata
+        self._entries: dict[str, _Entry] = {}
+        self.size = 0
+        for place in sorted(places, key=lambda place: -element_bytes(place.dtype)):
+            end = self.size + place.size
+            self._entries[place.name] = _Entry(place.dtype, list(place.shape), (self.size, end))
+            self.size = end
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors, as they lie one behind the other."""
+        return tuple(self._entries)
+
+    def span(self, name: str) -> slice:
+        """Return where the bytes of a tensor lie behind this."""
+        return slice(*self._entries[name].data_offsets)
+
+    def data(self, checksum: str | None) -> bytes:
+        """The bytes of it, as many for each checksum. Raises LocalError if they are too many."""
+        metadata = self._metadata if checksum is None else {**self._metadata, _CHECKSUM: checksum}
+        header = msgspec.json.encode({"__metadata__": metadata, **self._entries})
+        alignment = _ALIGNMENT_BYTES if self.size < SYNC_BYTES else PAGE_BYTES
+        header += b" " * (-(_LENGTH_BYTES + len(header)) % alignment)
+        if len(header) > HEADER_LIMIT_BYTES:
+            raise LocalError(f"a header of {len(header)} bytes")
+        return len(header).to_bytes(_LENGTH_BYTES, "little") + header
+
+
 def write_tensors(
     path: Path,
     tensors: Sequence[TensorBytes],
@@ -94,28 +144,86 @@ def write_tensors(
     checksum: whether `check_whole` is to hold of it; what has hashes of its own needs none. option: with which the user
     chose the folder. Returns the bytes written. Raises StorageError.
     """
-    ordered = sorted(tensors, key=lambda tensor: -element_bytes(tensor.dtype))
-    entries: dict[str, object] = {}
-    offset = 0
-    for tensor in ordered:
-        entries[tensor.name] = _Entry(tensor.dtype, list(tensor.shape), (offset, offset + tensor.data.nbytes))
-        offset += tensor.data.nbytes
+    head = _Head([TensorPlace(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors], metadata)
+    by_name = {tensor.name: tensor.data for tensor in tensors}
+    ordered = [by_name[name] for name in head.names]
+    found = None
     if checksum:
-        hasher = _hasher(metadata, offset)
-        for tensor in ordered:
-            hasher.update(tensor.data)
-        metadata = {**metadata, _CHECKSUM: hasher.hexdigest()}
-    header = msgspec.json.encode({"__metadata__": metadata, **entries})
-    alignment = _ALIGNMENT_BYTES if offset < SYNC_BYTES else PAGE_BYTES
-    header += b" " * (-(_LENGTH_BYTES + len(header)) % alignment)
-    if len(header) > HEADER_LIMIT_BYTES:
-        raise LocalError(f"a header of {len(header)} bytes")
-    head = len(header).to_bytes(_LENGTH_BYTES, "little") + header
+        hasher = _hasher(metadata, head.size)
+        for data in ordered:
+            hasher.update(data)
+        found = hasher.hexdigest()
+    begin = head.data(found)
+    with _written(path):
+        write_atomically(path, begin, *ordered, option=option)
+    return len(begin) + head.size
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Have a StorageError name the file that was not written."""
     try:
-        write_atomically(path, head, *(tensor.data for tensor in ordered), option=option)
+        yield
     except StorageError as error:
         raise type(error)(f"{path} was not written: {error}") from error
-    return len(head) + offset
+
+
+class TensorsInPlace:
+    """A file of tensors in the making, whose tensors are memory that lies in it: what is copied there is not written
+    once more.
+
+    Until it is finished it has another name; a crash leaves the old file or the new one.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        places: Sequence[TensorPlace],
+        metadata: Mapping[str, str],
+        *,
+        spare: NamedMemory | None = None,
+    ) -> None:
+        """Have room for these, in `spare` if that is large enough; it is gone if not.
+
+        Raises StorageError if the disk has none, Unmappable if it has no files to map.
+        """
+        self._path, self._metadata = path, metadata
+        self._partial = path.with_name(path.name + ".partial")
+        self._head = _Head(places, metadata)
+        begin = len(self._head.data("0" * _CHECKSUM_CHARS))
+        self.size = begin + self._head.size
+        with disk_errors(path.parent):
+            if spare is not None and spare.fit(self._partial, self.size):
+                self._memory = spare
+            else:
+                if spare is not None:
+                    spare.path.unlink(missing_ok=True)
+                self._memory = NamedMemory(self._partial, self.size)
+        self._data = self._memory.data[begin:]
+
+    def place(self, name: str) -> memoryview:
+        """The bytes of a tensor, writeable."""
+        return self._data[self._head.span(name)]
+
+    def finish(self) -> int:
+        """Have what lies in the places on disk, under the file's name; nothing may change any more. Returns its bytes.
+
+        Raises StorageError, and then the file is not there.
+        """
+        hasher = _hasher(self._metadata, self._head.size)
+        hasher.update(self._data)
+        begin = self._head.data(hasher.hexdigest())
+        self._memory.data[: len(begin)] = begin
+        with _written(self._path), disk_errors(self._path.parent):
+            self._memory.sync(SYNC_BYTES)
+            self._partial.replace(self._path)
+            sync_folder(self._path.parent)
+        return self.size
+
+    def abandon(self) -> None:
+        """Remove what is not finished."""
+        with suppress(OSError):
+            self._partial.unlink(missing_ok=True)
 
 
 def _hasher(metadata: Mapping[str, str], size: int) -> blake3:

@@ -46,7 +46,11 @@ def engine_parts(parts: Parts) -> EngineParts:
         announce=parts.members.announce,
         may_join=parts.members.may_join,
         on_progress=parts.on_progress,
-        elsewhere={**parts.chain_places.performers, **parts.chain_waits.performers},
+        elsewhere={
+            **parts.chain_places.performers,
+            **parts.chain_waits.performers,
+            **parts.image_exchange.performers,
+        },
         checkpoint=parts.chain_places.checkpoint,
         is_follower=parts.is_follower,
     )
@@ -116,7 +120,7 @@ class CertifiedRounds(Rounds):
             members=head.members,
             voters=self._p.chain.voters,
             faults=self._p.chain.voting.faults,
-            digest=None if state is None else self._p.cache.header(state).digest.hex(),
+            digest=None if state is None else self._p.cache.digest(state).hex(),
             missing=self._engine.member.missing(),
             rollbacks={} if machine is None else machine.consents(),
             amendments={} if machine is None else machine.amend_consents(),

@@ -34,7 +34,7 @@ from shoal.node.training.trainer_messages import (
     Train,
     Trained,
 )
-from shoal.node.workload import Workload, batches_from
+from shoal.node.workload import OneUnitWorkload, Workload, batches_from
 from shoal.protocol.errors import ConfigError, LocalError
 
 PROGRESS_PERIOD_S = 1.0
@@ -102,6 +102,7 @@ class Replica:
         contributions: int = 0,
     ) -> None:
         self._workload = workload
+        self._metric_per_loss = workload.metric_per_loss if isinstance(workload, OneUnitWorkload) else 1.0
         self._settings = inner
         self._device = device
         self._accumulate = accumulate
@@ -375,7 +376,7 @@ class Replica:
             return
         self._nonfinite_steps = 0
         self._tally.finite_steps += 1
-        self._tally.loss_sum += value
+        self._tally.loss_sum += value * self._metric_per_loss
         self._tally.tokens += tokens
         self.accounts.count(tokens)
         if not self._gradients:

@@ -14,10 +14,11 @@ from last, and how many batches of it were drawn.
 A snapshot amid a round holds `kept`, and as metadata the hash of the value that its anchor came of. It is written under
 another name, and takes its place only while no contribution holds what is in it.
 
-The copy is all that training waits for. Its memory is made once and used again: fresh pages cost more than a copy. It
-lies in a nameless file beside what it is written to, whose pages the kernel can drop between two snapshots.
+The copy is all that training waits for. It goes to where it will lie in the file, so that none as large lies beside it.
+Fresh pages cost more than a copy: the file for the next one is made, and has its pages, while training goes on.
 From a CUDA device not even that: a side stream copies while forward and backward leave the optimizer's state alone, and
-the device waits before the step that changes it. Buffers, which a forward changes, are copied at once.
+the device waits before the step that changes it. Buffers, which a forward changes, are copied at once. That copy is in
+page-locked memory, made once and used again, and is written from there.
 
 Source of that: DataStates-LLM, arXiv 2406.10707, section 4.1.
 """
@@ -26,11 +27,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -38,9 +40,16 @@ import torch
 
 from shoal.collectives.codecs import U8
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, one_line
-from shoal.node.state.file_memory import file_memory
+from shoal.node.state.file_memory import NamedMemory, Unmappable
 from shoal.node.state.store import disk_errors, sync_folder
-from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
+from shoal.node.state.tensor_files import (
+    DamagedFile,
+    TensorBytes,
+    TensorFile,
+    TensorPlace,
+    TensorsInPlace,
+    write_tensors,
+)
 from shoal.node.training.accounts import SavedAccounts
 from shoal.node.training.random_state import RandomState
 from shoal.node.training.trainer_messages import (
@@ -58,6 +67,8 @@ METADATA = "trainer"
 FORMAT = "shoal trainer 1"
 BUFFER = "buffer."
 """Names of the model's buffers begin with this."""
+SPARE = "midway.spare"
+"""The name of a file for the next snapshot; those that begin so are left alone by who removes old ones."""
 _PIECE_BYTES = 8 << 20
 _PLACE_BYTES = 64
 """Every tensor of the copy begins at a multiple of this: a cache line."""
@@ -177,26 +188,75 @@ class Placing:
             self._withdrawn = True
 
 
+class TensorCopy(Protocol):
+    """A copy of tensors in the making, that is a file once `finish` was called."""
+
+    def place(self, name: str) -> memoryview:
+        """Bytes for a tensor."""
+
+    def finish(self) -> int:
+        """Have it on disk; its bytes. Raises StorageError."""
+
+    def abandon(self) -> None:
+        """Leave nothing of it."""
+
+
+class _WrittenCopy:
+    """The same in memory that is there already: what a device copies to is page-locked."""
+
+    def __init__(
+        self, memory: memoryview, path: Path, places: Sequence[TensorPlace], metadata: Mapping[str, str]
+    ) -> None:
+        self._path, self._metadata = path, metadata
+        self._tensors: dict[str, TensorBytes] = {}
+        at = 0
+        for place in places:
+            data = memory[at : at + place.size]
+            self._tensors[place.name] = TensorBytes(place.name, place.dtype, place.shape, data)
+            at += _room_bytes(place)
+
+    def place(self, name: str) -> memoryview:
+        return self._tensors[name].data
+
+    def finish(self) -> int:
+        return write_tensors(self._path, list(self._tensors.values()), self._metadata)
+
+    def abandon(self) -> None:
+        """Nothing of it is on disk."""
+
+
 class Snapshotter:
-    """Copies states into memory of its own, from which they are written; one at a time."""
+    """Copies states to where they are written, or are written from; one at a time."""
 
     def __init__(self) -> None:
         self._placing: Placing | None = None  # of the one amid a round that was ordered last
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = memoryview(b"")
+        self._spare: NamedMemory | None = None
+        self._largest: tuple[Path, int] | None = None  # that was ever made in a file: where, and its bytes
+        self._preparing = threading.Lock()
         self._taken = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
-    def _reserve(self, size_bytes: int, folder: Path) -> None:
-        """Have memory for a state of this size that is written to `folder`; page-locked where there is a device.
+    def _begin(self, path: Path, places: Sequence[TensorPlace], metadata: Mapping[str, str]) -> TensorCopy:
+        """Have room for a copy that becomes the file `path`; page-locked where there is a device.
 
-        Raises StorageError if the disk has no room for it.
+        Raises StorageError if the disk has none.
         """
-        if self._memory.numel() >= size_bytes:
-            return
-        if torch.cuda.is_available():
-            self._memory = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
-        else:
-            self._memory = torch.frombuffer(file_memory(folder, size_bytes), dtype=torch.uint8)
+        if not torch.cuda.is_available():
+            spare, self._spare = self._spare, None
+            if self._largest is None:
+                with suppress(OSError):  # of a process that is gone
+                    (path.parent / SPARE).unlink(missing_ok=True)
+            with suppress(Unmappable):
+                made = TensorsInPlace(path, places, metadata, spare=spare)
+                size = max(made.size, 0 if self._largest is None else self._largest[1])
+                self._largest = path.parent / SPARE, size
+                return made
+        size = sum(map(_room_bytes, places))
+        if len(self._memory) < size:
+            pinned = torch.cuda.is_available()
+            self._memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned).numpy().data
+        return _WrittenCopy(self._memory, path, places, metadata)
 
     def take(self, state: InnerState, path: Path, *, base: bytes = b"", began: float | None = None) -> Writing:
         """Copy `state`; what is returned writes it to `path`, then call `done`. Raises SnapshotBusy before that.
@@ -207,40 +267,49 @@ class Snapshotter:
         began = time.perf_counter() if began is None else began
         if not self._taken.acquire(blocking=self._placing is not None and not base):
             raise SnapshotBusy("a snapshot was ordered while the one before it is being written")
-        self._placing = Placing() if base else None
+        placing = self._placing = Placing() if base else None
+        counters = {METADATA: msgspec.json.encode(state.counters).decode()}
+        metadata = {**counters, **state.random.metadata(), **({SNAPSHOT_BASE: base.hex()} if base else {})}
+        generators = state.random.tensors()
+        places = [
+            *(TensorPlace(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in state.tensors),
+            *(TensorPlace(tensor.name, tensor.dtype, tensor.shape) for tensor in generators),
+        ]
+        written = path.with_name(path.name + ".new") if base else path
         try:
-            self._reserve(max(1, room_bytes(tensor for _, tensor in state.tensors)), path.parent)
+            copy = self._begin(written, places, metadata)
         except StorageError:
             self.done()
             raise
-        copied: list[TensorBytes] = []
+        for generator in generators:
+            copy.place(generator.name)[:] = generator.data
+        events = self._fill(copy, state.tensors)
+        return Writing(
+            path=path, written=written, copy=copy, events=events, copy_s=time.perf_counter() - began, placing=placing
+        )
+
+    def _fill(self, copy: TensorCopy, tensors: Sequence[tuple[str, torch.Tensor]]) -> tuple[torch.cuda.Event, ...]:
+        """Copy the tensors to their places; what is on a device is there when the events have come."""
         pieces: list[tuple[U8, U8]] = []
-        at = 0
         sides: dict[torch.device, torch.cuda.Stream] = {}
-        for name, tensor in state.tensors:
-            size = tensor.numel() * tensor.element_size()
-            place = self._memory[at : at + size]
+        for name, tensor in tensors:
+            if not tensor.numel():
+                continue
+            place = torch.frombuffer(copy.place(name), dtype=tensor.dtype).view(tensor.shape)
             if tensor.device.type == "cpu" and tensor.is_contiguous():
                 source = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-                pieces += _pieces(source, place.numpy())
+                pieces += _pieces(source, np.frombuffer(copy.place(name), np.uint8))
             elif tensor.is_cuda and not name.startswith(BUFFER):
                 if tensor.device not in sides:
                     sides[tensor.device] = side = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
                     side.wait_stream(torch.cuda.current_stream(tensor.device))
                 with torch.cuda.stream(sides[tensor.device]):
-                    place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach(), non_blocking=True)
+                    place.copy_(tensor.detach(), non_blocking=True)
                 tensor.record_stream(sides[tensor.device])  # its memory may be another's before it is read
             else:
-                place.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-            copied.append(TensorBytes(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), place.numpy().data))
-            at += room_bytes([tensor])
+                place.copy_(tensor.detach())
         self._copy(pieces)
-        copied += state.random.tensors()
-        metadata = {METADATA: msgspec.json.encode(state.counters).decode(), **state.random.metadata()}
-        if base:
-            metadata[SNAPSHOT_BASE] = base.hex()
-        events = tuple(side.record_event() for side in sides.values())
-        return Writing(path, copied, metadata, events, copy_s=time.perf_counter() - began, placing=self._placing)
+        return tuple(side.record_event() for side in sides.values())
 
     def withdraw(self) -> None:
         """Leave out a snapshot amid a round that is not in its place yet."""
@@ -271,6 +340,7 @@ class Snapshotter:
             finally:
                 self.done()  # or who comes next would wait for ever
             send(written.report(order))
+            self.prepare()
 
         threading.Thread(target=write_and_report, name="snapshot", daemon=True).start()
         return writing.events
@@ -294,14 +364,33 @@ class Snapshotter:
         """The memory may be used for the next one. From any thread."""
         self._taken.release()
 
+    def prepare(self) -> None:
+        """Have a file for the next copy, with pages of its own, unless there is one or the disk has no room for it.
 
-@dataclass(frozen=True, slots=True, eq=False)
+        Blocks; from any thread, while training goes on.
+        """
+        if self._largest is None or not self._preparing.acquire(blocking=False):
+            return
+        try:
+            if self._spare is None:
+                with suppress(OSError, StorageError):
+                    spare = NamedMemory(*self._largest)
+                    spare.touch()
+                    self._spare = spare
+        finally:
+            self._preparing.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Writing:
-    """A state on its way to disk. events: of devices, when all of it is copied; placing: of one amid a round."""
+    """A state on its way to disk. events: of devices, when all of it is copied; placing: of one amid a round.
+
+    written: where `copy` becomes a file, `path` itself but amid a round.
+    """
 
     path: Path
-    tensors: Sequence[TensorBytes]
-    metadata: dict[str, str]
+    written: Path
+    copy: TensorCopy
     events: Sequence[torch.cuda.Event] = ()
     copy_s: float = 0.0
     placing: Placing | None = None
@@ -313,18 +402,13 @@ class Writing:
         try:
             for event in self.events:
                 event.synchronize()
-            size = self._write()
+            size = self.copy.finish()
+            if self.placing is not None:
+                self.placing.place(self.written, self.path)
         except Exception as error:  # the thread's boundary: the trainer goes on, and the daemon hears why
+            self.copy.abandon()
             failure = " ".join(str(error).split()) or type(error).__name__
         return Written(copy_s=self.copy_s, write_s=time.perf_counter() - began, size_bytes=size, failure=failure)
-
-    def _write(self) -> int:
-        if self.placing is None:
-            return write_tensors(self.path, self.tensors, self.metadata)
-        beside = self.path.with_name(self.path.name + ".new")
-        size = write_tensors(beside, self.tensors, self.metadata)
-        self.placing.place(beside, self.path)
-        return size
 
 
 def _pieces(source: U8, place: U8) -> list[tuple[U8, U8]]:
@@ -333,10 +417,9 @@ def _pieces(source: U8, place: U8) -> list[tuple[U8, U8]]:
     ]
 
 
-def room_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of memory that the copies of these tensors take."""
-    sizes = (tensor.numel() * tensor.element_size() for tensor in tensors)
-    return sum(-(-size // _PLACE_BYTES) * _PLACE_BYTES for size in sizes)
+def _room_bytes(place: TensorPlace) -> int:
+    """Bytes of memory that the copy of a tensor takes."""
+    return -(-place.size // _PLACE_BYTES) * _PLACE_BYTES
 
 
 def keepable(tensor: torch.Tensor) -> bool:

@@ -9,12 +9,18 @@ those of every pipe (`shoal.node.pipe`). A rank answers only to say that the wor
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from shoal.node.pipe import Message, decode_frame
 from shoal.node.training.trainer_messages import Assignment, Start
 
 PROCESSES_LIMIT = 64
+
+Part = Literal[
+    "backward", "gather", "gather_gradients", "scatter", "gather_inner", "scatter_inner", "measure", "rest", "wake"
+]
 
 
 class RankStart(Message, frozen=True, kw_only=True):
@@ -30,10 +36,6 @@ class Open(Message, frozen=True, kw_only=True):
 
     assignment: Assignment
     drawn: int
-
-
-class Backward(Message, frozen=True, kw_only=True):
-    """Draw a batch; compute the gradient of this rank's part of it, and no other."""
 
 
 class Clip(Message, frozen=True, kw_only=True):
@@ -54,54 +56,19 @@ class Decay(Message, frozen=True, kw_only=True):
     weight_decay: float
 
 
-class Gather(Message, frozen=True, kw_only=True):
-    """Rank 0 reads the parameters."""
+class Do(Message, frozen=True, kw_only=True):
+    """Do a rank's part of what rank 0 does now, whose name says all there is to know.
+
+    backward: draw a batch, and compute the gradient of this rank's part of it. gather, gather_gradients, gather_inner:
+    rank 0 reads the parameters, the gradients, the optimizer's moments. scatter, scatter_inner: it writes the
+    parameters, or the moments and the model's buffers. measure: evaluate the model as it is. rest: leave the device to
+    others, what this rank has on it goes to the host; wake: take it back.
+    """
+
+    what: Part
 
 
-class GatherGradients(Message, frozen=True, kw_only=True):
-    """Rank 0 reads the gradients."""
-
-
-class Scatter(Message, frozen=True, kw_only=True):
-    """Rank 0 writes the parameters."""
-
-
-class GatherInner(Message, frozen=True, kw_only=True):
-    """Rank 0 reads the optimizer's moments."""
-
-
-class ScatterInner(Message, frozen=True, kw_only=True):
-    """Rank 0 writes the optimizer's moments and the model's buffers."""
-
-
-class Measure(Message, frozen=True, kw_only=True):
-    """Evaluate the model as it is."""
-
-
-class Rest(Message, frozen=True, kw_only=True):
-    """Leave the device to others: what this rank has on it goes to the host."""
-
-
-class Wake(Message, frozen=True, kw_only=True):
-    """Take back from the host what `Rest` put there."""
-
-
-RankOrder = (
-    RankStart
-    | Open
-    | Backward
-    | Clip
-    | Move
-    | Decay
-    | Gather
-    | GatherGradients
-    | Scatter
-    | GatherInner
-    | ScatterInner
-    | Measure
-    | Rest
-    | Wake
-)
+RankOrder = RankStart | Open | Do | Clip | Move | Decay
 
 _ORDERS: msgspec.msgpack.Decoder[RankOrder] = msgspec.msgpack.Decoder(RankOrder)
 

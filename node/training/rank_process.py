@@ -9,28 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import torch
 
 from shoal.node.pipe import EXIT_FAILED, ParentPipe, describe
-from shoal.node.training.rank_messages import (
-    Backward,
-    Clip,
-    Decay,
-    Gather,
-    GatherGradients,
-    GatherInner,
-    Measure,
-    Move,
-    Open,
-    RankOrder,
-    RankStart,
-    Rest,
-    Scatter,
-    ScatterInner,
-    Wake,
-    unpack_order,
-)
+from shoal.node.training.rank_messages import Clip, Decay, Do, Move, Open, Part, RankOrder, RankStart, unpack_order
 from shoal.node.training.ranks import END_DEADLINE_S
 from shoal.node.training.shard import Shard, check_drawn, join_group, rank_device
 from shoal.node.workload import load_workload
@@ -70,28 +55,30 @@ def _follow(order: RankOrder, shard: Shard) -> None:
     match order:
         case Open():
             shard.open(order.assignment, order.drawn)
-        case Backward():
-            shard.backward(check_drawn(shard.draw()))
+        case Do():
+            PARTS[order.what](shard)
         case Clip():
             shard.clip(order.norm)
         case Move():
             shard.move(order.lr)
         case Decay():
             shard.decay(order.weight_decay)
-        case Gather():
-            shard.gather(None)
-        case GatherGradients():
-            shard.gather_gradients(None)
-        case Scatter():
-            shard.scatter(None)
-        case GatherInner():
-            shard.gather_moments()
-        case ScatterInner():
-            shard.scatter_moments({})
-            shard.share_buffers()
-        case Measure():
-            shard.measure()
-        case Rest():
-            shard.rest()
-        case Wake():
-            shard.wake()
+
+
+def _scatter_inner(shard: Shard) -> None:
+    shard.scatter_moments({})
+    shard.share_buffers()
+
+
+PARTS: Final[Mapping[Part, Callable[[Shard], object]]] = {
+    "backward": lambda shard: shard.backward(check_drawn(shard.draw())),
+    "gather": lambda shard: shard.gather(None),
+    "gather_gradients": lambda shard: shard.gather_gradients(None),
+    "scatter": lambda shard: shard.scatter(None),
+    "gather_inner": Shard.gather_moments,
+    "scatter_inner": _scatter_inner,
+    "measure": Shard.measure,
+    "rest": Shard.rest,
+    "wake": Shard.wake,
+}
+"""By what rank 0 says, the call of it in this rank."""

@@ -15,22 +15,7 @@ import torch
 from shoal.node.training.flat_parameters import CopyMade, HostCopy, HostFlat, joined
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import InnerState
-from shoal.node.training.rank_messages import (
-    Backward,
-    Clip,
-    Decay,
-    Gather,
-    GatherGradients,
-    GatherInner,
-    Measure,
-    Move,
-    Open,
-    RankStart,
-    Rest,
-    Scatter,
-    ScatterInner,
-    Wake,
-)
+from shoal.node.training.rank_messages import Clip, Decay, Do, Move, Open, RankStart
 from shoal.node.training.ranks import Ranks
 from shoal.node.training.samples import Sampler
 from shoal.node.training.shard import Shard, join_group, rank_device
@@ -50,18 +35,18 @@ class ShardedFlat(HostFlat):
 
     def gather(self, out: torch.Tensor) -> torch.Tensor:
         """Copy the parameters into `out`, ``(numel,) float32``, and return it."""
-        self._ranks.tell(Gather())
+        self._ranks.tell(Do(what="gather"))
         self._shard.gather(out)
         return out
 
     def gather_gradients(self, out: torch.Tensor) -> None:
         """Copy the gradients into `out`, ``(numel,) float32``; zeros for parameters that have none."""
-        self._ranks.tell(GatherGradients())
+        self._ranks.tell(Do(what="gather_gradients"))
         self._shard.gather_gradients(out)
 
     def scatter(self, vector: torch.Tensor) -> None:
         """Copy `vector`, ``(numel,) float32``, into the parameters of all ranks."""
-        self._ranks.tell(Scatter())
+        self._ranks.tell(Do(what="scatter"))
         self._shard.scatter(vector)
 
     def copy_out(self, spans: Sequence[slice]) -> HostCopy:
@@ -100,7 +85,7 @@ class ShardedOptimizer:
 
     def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
         """All that it knows, whole, copied to the host: writing to it changes nothing. names: of the parameters."""
-        self._ranks.tell(GatherInner())
+        self._ranks.tell(Do(what="gather_inner"))
         return self._shard.gather_moments()
 
     def move(self, device: torch.device) -> None:
@@ -147,7 +132,7 @@ class ShardedReplica(Replica):
             yield batch
 
     def _backward(self, batch: Any) -> tuple[float, int]:
-        self._ranks.tell(Backward())
+        self._ranks.tell(Do(what="backward"))
         return self._shard.backward(batch)
 
     def _clip(self, limit: float) -> float:
@@ -156,11 +141,11 @@ class ShardedReplica(Replica):
 
     def _measure(self, sampler: Sampler | None) -> float:
         """Measure with the other ranks; there are no samples, as no rank has the whole model to go on with."""
-        self._ranks.tell(Measure())
+        self._ranks.tell(Do(what="measure"))
         return self._shard.measure()
 
     def _put_inner(self, own: Sequence[tuple[str, torch.Tensor]]) -> None:
-        self._ranks.tell(ScatterInner())
+        self._ranks.tell(Do(what="scatter_inner"))
         self._shard.scatter_moments(dict(own))
         self._shard.share_buffers()
 
@@ -169,13 +154,13 @@ class ShardedReplica(Replica):
 
         What is asked of them meanwhile, a new anchor or an evaluation, takes them back for as long as it takes.
         """
-        self._ranks.tell(Rest())
+        self._ranks.tell(Do(what="rest"))
         self._shard.rest()
         self._resting = True
 
     def wake(self) -> None:
         """Come back from `rest`, with nothing changed."""
-        self._ranks.tell(Wake())
+        self._ranks.tell(Do(what="wake"))
         self._shard.wake()
         self._resting = False
 

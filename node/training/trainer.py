@@ -379,14 +379,19 @@ class Trainer:
         started = await child.receive()
         if not isinstance(started, Started):
             raise LocalError(f"the trainer answered Start with {type(started).__name__}")
-        if not self._sized:
-            self.layout, self.started = started.layout, started
-            self.contribution, self._sized = shared_tensors.create(memory, started.layout.numel), True
-        elif started.layout.digest != self.layout.digest:
+        if self._sized and started.layout.digest != self.layout.digest:
             raise ChildRaised(_other_layout())
+        self._size(memory, started)
         await child.send(Attach(numel=started.layout.numel))
         if not isinstance(await child.receive(), Attached):
             raise LocalError("the trainer did not attach")
+
+    def _size(self, memory: int, started: Started) -> None:
+        """Take note of what has started, and have room for its contributions."""
+        self.started = started
+        if not self._sized:
+            self.layout = started.layout
+            self.contribution, self._sized = shared_tensors.create(memory, started.layout.numel), True
 
     async def _restore(self, child: Connection[Report], anchored: Apply) -> None:
         """Give the child the newest snapshot that it takes.

@@ -296,12 +296,16 @@ Command = (
 
 
 class Started(Message, frozen=True, kw_only=True):
-    """The model is built; importing torch took `import_s` before. metric: in words, of the workload's evaluation."""
+    """The model is built; importing torch took `import_s` before.
+
+    metric: in words, of the workload's evaluation. loss_metric: of training losses; empty where nobody knows it.
+    """
 
     layout: Layout
     metric: str
     device: str
     import_s: float = 0.0
+    loss_metric: str = ""
 
 
 class Attached(Message, frozen=True, kw_only=True):
@@ -365,10 +369,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluated(Message, frozen=True, kw_only=True):
-    """The workload's metric of the base; lower is better. samples: of the base too, where any were taken."""
+    """The workload's metric of the base; lower is better. samples: of the base too, where any were taken.
+
+    data: a hash of the data that it was measured on, empty where the workload does not tell.
+    """
 
     round: int
     value: float
+    data: Annotated[bytes, Meta(max_length=32)] = b""
     samples: Annotated[tuple[Sample, ...], Meta(max_length=SAMPLE_LIMIT)] = ()
 
 

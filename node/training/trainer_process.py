@@ -58,7 +58,7 @@ from shoal.node.training.trainer_messages import (
     WriteInitial,
     unpack_command,
 )
-from shoal.node.workload import load_workload
+from shoal.node.workload import ComparableWorkload, OneUnitWorkload, Workload, load_workload
 from shoal.protocol.errors import LocalError
 
 
@@ -75,6 +75,7 @@ class TrainerProcess:
         self._replica: Replica | None = None
         self._out: Vector | None = None  # where contributions are written
         self._sampler: Sampler | None = None
+        self._workload: Workload | None = None
         self._snapshotter = Snapshotter()
         self._paused = False
         self._held: deque[Command] = deque()  # an `Apply` that waits for the steps of overlap, and what came after it
@@ -175,10 +176,19 @@ class TrainerProcess:
             workload = load_workload(start.workload, start.options, start.data)
             replica = ShardedReplica(workload, start, ranks=self._ranks)
             where = f"{self._ranks.processes} x {replica.device_type}"
-        self._replica, self._sampler = replica, Sampler(workload)
+        self._replica, self._sampler, self._workload = replica, Sampler(workload), workload
         self._control.send(
-            Started(layout=replica.layout, metric=workload.metric, device=where, import_s=self._import_s)
+            Started(
+                layout=replica.layout,
+                metric=workload.metric,
+                loss_metric=workload.metric if isinstance(workload, OneUnitWorkload) else "",
+                device=where,
+                import_s=self._import_s,
+            )
         )
+
+    def _held_out_digest(self) -> bytes:
+        return self._workload.held_out_digest() if isinstance(self._workload, ComparableWorkload) else b""
 
     def _work(self, command: Command, replica: Replica, out: Vector) -> None:
         match command:
@@ -191,7 +201,9 @@ class TrainerProcess:
             case Evaluate():
                 value = replica.evaluate(self._sampler)
                 samples = () if self._sampler is None else self._sampler.take()
-                self._control.send(Evaluated(round=command.round, value=value, samples=samples))
+                self._control.send(
+                    Evaluated(round=command.round, value=value, data=self._held_out_digest(), samples=samples)
+                )
             case Snapshot():
                 self._save(command, replica)
             case Restore():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -11,8 +12,8 @@ from blake3 import blake3
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.memory import VectorPool
-from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateKind
-from shoal.node.outcome import TRAINING_LOSS, HeldOut
+from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, HeldState, StateKind
+from shoal.node.outcome import HeldOut, StepsMade, is_held_out
 from shoal.node.pipe import Pause, Resume
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
@@ -43,6 +44,8 @@ from shoal.protocol.messages import Term, Value
 INITIAL_DEADLINE_S = 120.0
 APPLY_DEADLINE_S = 900.0
 """A trainer applies a state at its next step boundary; one step may take this long."""
+ORDERED_LIMIT = 64
+"""Evaluations that are waited for at once, many more than there are."""
 OUTSIDER_NUMBERS = 1 << 20
 """A peer outside the electorate draws its share of the data by hash from this many numbers above the members'."""
 
@@ -51,7 +54,8 @@ class TrainingClient:
     """Orders for the trainer, and what is known from its answers: loss, speed, held-out metric.
 
     speeds: tokens/s of those of the given peers that take part, without this node's own; 0 where it is not known. With
-    it a round's steps are this node's fair share, else always `inner_steps`. kinds: the vectors of a state.
+    it a round's steps are this node's fair share, else always `inner_steps`. kinds: the vectors of a state. imaged:
+    see `CertifiedState`.
     evaluate_every: in rounds; with fragments, once each of them has had one.
     """
 
@@ -63,6 +67,7 @@ class TrainingClient:
         inner_steps: int,
         speeds: Callable[[Sequence[PeerId]], Sequence[float]] | None = None,
         kinds: Sequence[StateKind] = NESTEROV_KINDS,
+        imaged: bool = False,
         evaluate_every: int = 1,
     ) -> None:
         self._trainer = trainer
@@ -70,6 +75,7 @@ class TrainingClient:
         self._inner_steps = inner_steps
         self._speeds = speeds
         self._kinds = kinds
+        self._imaged = imaged
         self._evaluate_every = evaluate_every
         self._steady = SteadySpeed()
         self.speed_is_news = False
@@ -80,7 +86,9 @@ class TrainingClient:
         self._applied.set()
         self._evaluated = trio.Event()
         self._evaluated.set()
-        self._unevaluated: int | None = None
+        self._unevaluated: tuple[Term, int] | None = None
+        self._ordered: deque[tuple[Term, int]] = deque(maxlen=ORDERED_LIMIT)
+        """The states whose evaluations are ordered and not there yet, oldest first."""
         self._orders = 0
         self._wall_s = 0.0
         self._blocked_s = 0.0
@@ -91,9 +99,16 @@ class TrainingClient:
         self.metric: float | None = None
         self._measured = 0
         """The round after which `metric` was measured."""
+        self.measured_term = Term()
+        """And of which term the state was."""
+        self.held_out_data = b""
+        """A hash of the data that it was measured on, empty where nobody tells."""
         self.sampled: Evaluated | None = None
         """The newest evaluation of which there are samples."""
         self.tokens_per_s = 0.0
+        self._steps_ordered = 0
+        self.steps_made: StepsMade | None = None
+        """How far the stretch under way is, as its trainer told last."""
 
     @property
     def blocked_fraction(self) -> float | None:
@@ -106,9 +121,14 @@ class TrainingClient:
         return self._trainer.started.metric
 
     @property
+    def loss_metric(self) -> str:
+        """Meaning of `loss`, in the same words; empty where the workload does not say it."""
+        return self._trainer.started.loss_metric
+
+    @property
     def held_out(self) -> HeldOut | None:
         """The newest evaluation; None before there is one, or where a loop reports its training loss."""
-        if self.metric is None or self.metric_name == TRAINING_LOSS:
+        if self.metric is None or not is_held_out(self.metric_name):
             return None
         return HeldOut(round=self._measured, value=self.metric, metric=self.metric_name)
 
@@ -130,10 +150,21 @@ class TrainingClient:
             self._applied.set()
         elif isinstance(event, Evaluated):
             self.metric, self._measured = event.value, event.round
+            while self._ordered:  # one that a loop passed over was of an anchor that another has replaced
+                self.measured_term, round = self._ordered.popleft()
+                if round == event.round:
+                    break
+            self.held_out_data = event.data
             self.sampled = event if event.samples else self.sampled
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
             self.loss = event.loss
+            self.steps_made = None
+            if isinstance(event, Progress) and self._steps_ordered:  # else it is beyond its contribution
+                step = min(event.step, self._steps_ordered)
+                self.steps_made = StepsMade(round=event.round, step=step, steps=self._steps_ordered)
+            else:
+                self._steps_ordered = 0
             self.resting |= not isinstance(event, Progress)
             if not self._is_odd:
                 self._measured_speed(event)
@@ -142,7 +173,7 @@ class TrainingClient:
             self._is_odd = False
             self._applied.set()
             self._evaluated.set()
-            self.resting = True
+            self.resting, self.steps_made, self._steps_ordered = True, None, 0
 
     def _measured_speed(self, event: Progress | Contribution | Trained) -> None:
         self.tokens_per_s = event.tokens_per_s
@@ -167,11 +198,11 @@ class TrainingClient:
             await self._initial.wait()
             anchor = vectors.take(self._trainer.contribution.size)
             np.copyto(anchor, self._trainer.contribution)
-            return CertifiedState.initial(anchor, self.layout_hash, self._kinds)
+            return CertifiedState.initial(anchor, self.layout_hash, self._kinds, imaged=self._imaged)
         raise NetworkError(f"the trainer wrote no initial parameters within {INITIAL_DEADLINE_S:g} s")
 
-    async def stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
-        """Give the trainer the certified anchor, keeping what it learnt that was not taken.
+    async def stand_on(self, state: HeldState, anchor: F32, *, taken: int, fresh: bool = False) -> None:
+        """Give the trainer the anchor of a certified state, keeping what it learnt that was not taken.
 
         It evaluates the anchor too, every so many rounds: once all fragments have had one, where there are several.
 
@@ -184,14 +215,15 @@ class TrainingClient:
         with trio.move_on_after(APPLY_DEADLINE_S):
             await self._applied.wait()
         self._applied = trio.Event()
-        await self._trainer.apply(Apply(round=state.round, taken=taken, fresh=fresh), state.anchor)
-        self._unevaluated = state.round
+        await self._trainer.apply(Apply(round=state.round, taken=taken, fresh=fresh), anchor)
+        self._unevaluated = state.term, state.round
         if state.round % self._evaluate_every == 0:
-            await self._evaluate(state.round)
+            await self._evaluate(*self._unevaluated)
 
-    async def _evaluate(self, round: int) -> None:
+    async def _evaluate(self, term: Term, round: int) -> None:
         self._unevaluated = None
         self._evaluated = trio.Event()
+        self._ordered.append((term, round))
         await self._trainer.send(Evaluate(round=round))
 
     async def snapshot(self, round: int, path: str) -> None:
@@ -229,7 +261,7 @@ class TrainingClient:
             certified_tokens=tokens,
             contribute=contribute,
         )
-        self.resting = False
+        self.resting, self._steps_ordered = False, order.steps
         await self._trainer.send(order)
 
     async def train_round(self, round: int, me: PeerId, numbered: Sequence[PeerId], tokens: int) -> None:
@@ -242,6 +274,7 @@ class TrainingClient:
             assignment=Assignment(seed=self._seed, round=round, member=share_of(me, numbered), members=len(numbered)),
             certified_tokens=tokens,
         )
+        self.resting, self._steps_ordered = False, order.steps
         await self._trainer.send(order)
 
     def _fair_steps(self, members: Sequence[PeerId]) -> int:
@@ -284,7 +317,7 @@ class TrainingClient:
         """Return when the anchor that was given last is evaluated, or the deadline passes."""
         with trio.move_on_after(deadline_s):
             if self._unevaluated is not None:
-                await self._evaluate(self._unevaluated)
+                await self._evaluate(*self._unevaluated)
             await self._evaluated.wait()
 
 

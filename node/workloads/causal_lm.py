@@ -69,6 +69,7 @@ class CausalLMWorkload:
     compile: bool = False
     data: str | None = None
     metric: str = field(default="nats per token", init=False)
+    metric_per_loss: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:
         _require_extra()

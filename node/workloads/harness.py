@@ -16,15 +16,18 @@ from typing import Any
 from shoal.protocol.errors import ConfigError
 
 BATCH = 8
+NEEDED = ("lm_eval", "transformers", "accelerate")
+"""Modules without which it does not read a model; `lm-eval` installs none but itself."""
 
 Scores = dict[str, dict[str, float]]
 """By task and metric."""
 
 
 def check_harness() -> None:
-    """Raise ConfigError where the harness is not installed."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ConfigError("--task needs lm-evaluation-harness: pip install lm-eval 'shoal[hf]'")
+    """Raise ConfigError where the harness, or what it reads a model with, is not installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"--task lacks {', '.join(missing)} here: pip install lm-eval 'shoal[hf]'")
 
 
 def evaluate_by_harness(model: Path, tasks: Sequence[Path], *, device: str) -> Scores:

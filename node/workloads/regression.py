@@ -26,6 +26,7 @@ class RegressionWorkload:
     batch: int = 32
     noise: float = 0.05
     metric = "mean squared error"
+    metric_per_loss = 1.0
 
     def build(self) -> torch.nn.Module:
         """A linear layer: ``inputs × outputs`` weights and a bias."""

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import torch
 import torch.nn.functional as F
+from blake3 import blake3
 from torch import nn
 
 from shoal.node.workload import Assignment
@@ -34,11 +35,12 @@ PROMPTS = ("def ", "The ")
 
 @dataclass(frozen=True)
 class TextWorkload:
-    """Predict the next byte. The options are the model's size; `data` is a folder or file of text.
+    """Predict the next byte. `data` is a folder or file of text.
 
-    dtype: what products are computed in; auto is bf16 on CUDA, else float32. gradient_checkpointing: what layers
-    compute is not kept for the backward pass, but computed again. compile: by `torch.compile`, which takes a minute at
-    the start.
+    width, layers, heads: the model's, of about 12 · layers · width² parameters. context: the bytes that it sees.
+    batch: windows of that length in a step. dtype: what products are computed in; auto is bf16 on CUDA, else float32.
+    gradient_checkpointing: what layers compute is not kept for the backward pass, but computed again. compile: by
+    `torch.compile`, which takes a minute at the start.
     """
 
     width: int = 128
@@ -51,6 +53,7 @@ class TextWorkload:
     compile: bool = False
     data: str | None = None
     metric: str = field(default="bits per byte", init=False)
+    metric_per_loss: float = field(default=1 / math.log(2), init=False)
 
     def __post_init__(self) -> None:
         for option in ("width", "layers", "heads", "context", "batch"):
@@ -111,7 +114,11 @@ class TextWorkload:
         device = next(model.parameters()).device
         with as_it_is(self.compile):
             losses = [float(self.loss(model, part.to(device))[0]) for part in torch.split(windows, EVALUATION_BATCH)]
-        return sum(losses) / len(losses) / math.log(2)
+        return sum(losses) / len(losses) * self.metric_per_loss
+
+    def held_out_digest(self) -> bytes:
+        """See `ComparableWorkload`."""
+        return blake3(self._corpus.held_out.numpy().tobytes()).digest()
 
     @property
     def prompts(self) -> tuple[str, ...]:

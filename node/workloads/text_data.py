@@ -28,7 +28,7 @@ PROBE_BYTES = 4096
 NOT_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests"})
 """Folders beside the standard library's source: installed packages, and tests that not every system has."""
 HELD_OUT_ONE_IN = 20
-"""One file in so many is held out; of a single file, the last such part."""
+"""One file in so many is held out; of a single file, also of one alone in a folder, the last such part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,8 @@ def load_corpus(data: str | None) -> Corpus:
         if not root.is_dir():
             raise ConfigError(f"there is no file or folder {data!r}; give --data the path of some text")
         paths = list(_walk(root, without=frozenset()))
+        if len(paths) == 1:
+            return _split_file(paths[0])
     return _split_files(root, paths)
 
 
@@ -123,7 +125,8 @@ def _read(path: Path, limit: int) -> bytes:
 
 def _corpus(root: Path, train: bytes, held_out: bytes) -> Corpus:
     if not train or not held_out:
-        raise ConfigError(f"{root} holds too little text to train on and hold some out")
+        remedy = "give a file, or a folder of two text files or more" if root.is_dir() else "give a longer file"
+        raise ConfigError(f"{root} holds too little text to train on and hold some out; {remedy}")
     return Corpus(train=_tensor(train), held_out=_tensor(held_out))
 
 

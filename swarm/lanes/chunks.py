@@ -54,6 +54,9 @@ class ChunkSpace(IntEnum):
     VECTOR = 3
     SECOND_MOMENT = 4
     CONTRIBUTION = 5
+    IMAGE = 6
+    """Asked of who said that it has it, under `/shoal/image/1`; and so are changes."""
+    CHANGES = 7
 
 
 _SPACES: Final = {int(space): space for space in ChunkSpace}

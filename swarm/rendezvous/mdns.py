@@ -43,6 +43,20 @@ REGISTER_DEADLINE_S = 20.0
 CLOSE_DEADLINE_S = 2.0
 
 
+class _NoTracebacks(logging.Filter):
+    """Tells in one line what `zeroconf` reports with a traceback: an address that went away is nobody's fault."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """True for a record that may stay as it is."""
+        if record.exc_info is None:
+            return True
+        log.info("the local network is not searched from an address that is gone or cut off: %s", record.exc_info[1])
+        return False
+
+
+logging.getLogger("zeroconf").addFilter(_NoTracebacks())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPeer:
     """A node that announced itself, with the addresses at which it says it can be dialled."""
@@ -52,21 +66,23 @@ class LocalPeer:
 
 
 class LocalDiscovery:
-    """Announces this node and reports others of the same swarm in `found`."""
+    """Announces this node, if it is to, and reports others of the same swarm in `found`."""
 
     def __init__(
         self,
         *,
         peer: PeerId,
         swarm_id: str,
-        addresses: Sequence[str],
+        addresses: Sequence[str] | None,
         interfaces: Sequence[str] | None = None,
     ) -> None:
-        """`swarm_id` in hex. `interfaces` are IPv4 addresses of this machine's interfaces; None means all of them."""
+        """`swarm_id` in hex. `addresses`: None for who only listens. `interfaces` are IPv4 addresses of this machine's
+        interfaces; None means all of them."""
         self.found: Mailbox[LocalPeer] = Mailbox(FOUND_LIMIT_ITEMS)
         self._peer = peer
         self._swarm_id = swarm_id
-        self._addresses = tuple(addresses)[:ADDRESS_LIMIT_ITEMS]
+        self._announces = addresses is not None
+        self._addresses = tuple(addresses or ())[:ADDRESS_LIMIT_ITEMS]
         self._interfaces = list(interfaces) if interfaces is not None else InterfaceChoice.All
         self._sightings: Mailbox[str] = Mailbox(SIGHTING_LIMIT_ITEMS)
 
@@ -90,7 +106,8 @@ class LocalDiscovery:
             listener = _Sightings(trio.lowlevel.current_trio_token(), self._sightings)
             ServiceBrowser(zeroconf, SERVICE_TYPE, listener)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._announce, zeroconf)
+                if self._announces:
+                    nursery.start_soon(self._announce, zeroconf)
                 nursery.start_soon(self._look_up, zeroconf)
         finally:
             self.found.close()

@@ -8,13 +8,16 @@ part and say so.
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from shoal.node.outcome import is_held_out
 from shoal.protocol import names
 from shoal.testnet.reports.page_parts import (
+    COLOURS,
     Line,
     Mark,
     Row,
@@ -30,7 +33,7 @@ from shoal.testnet.reports.page_parts import (
     timeline,
 )
 from shoal.testnet.reports.page_rollouts import rollout_sections
-from shoal.testnet.reports.report_log import Cell, Cells, LogHistory, RoundSpan
+from shoal.testnet.reports.report_log import Cell, Cells, HeldOutCurve, LogHistory, RoundSpan
 from shoal.testnet.reports.report_merge import Clock, Incident, SwarmHistory
 
 TILE_LIMIT: Final = 8000
@@ -42,6 +45,7 @@ CURVE_POINTS: Final = 400
 MARK_LIMIT: Final = 2000
 DAMAGED_SHOWN: Final = 20
 NAMED_LIMIT: Final = 3
+LABEL_CHARS: Final = 40
 """Nodes that a title names."""
 
 MARKED: Final = frozenset(
@@ -85,9 +89,7 @@ def render_merged(history: SwarmHistory, title: str = "") -> str:
 def _title(history: SwarmHistory) -> str:
     """`lab-1, lab-2, lab-3 and 5 more, 2026-11-26`."""
     known = _names(history)
-    named = [known.get(log.peer_id, log.label) for log in history.logs]
-    more = len(named) - NAMED_LIMIT
-    who = ", ".join(named[:NAMED_LIMIT]) + (f" and {more:,} more" if more > 0 else "")
+    who = _listed([known.get(log.peer_id, log.label) for log in history.logs])
     day = time.strftime("%Y-%m-%d", time.gmtime(history.began_at))
     return f"{who}, {day}"
 
@@ -97,11 +99,37 @@ def _shares(history: SwarmHistory) -> bool:
 
 
 def _loss_sections(history: SwarmHistory) -> list[str]:
-    losses = _losses(history)
-    if not losses and _shares(history):
+    """A line of each group of nodes that measured the same; several where members hold different texts out."""
+    curves = sorted(history.rounds.curves, key=lambda curve: -len(curve.labels))
+    if not curves and _shares(history):
         return []
-    unit = history.rounds.metric or "units of the workload"
-    return ["<h2>Loss</h2>", chart([Line(label="held out", points=losses)], what="Held-out loss", unit=unit)]
+    metric = history.rounds.metric or "units of the workload"
+    held_out = is_held_out(metric)
+    word = "held out" if held_out else "training"
+    lines = [
+        Line(label=word if len(curves) == 1 else f"{word}, {_listed(curve.labels)}", points=_losses(history, curve))
+        for curve in curves[:COLOURS]
+    ]
+    drawing = chart(lines, what="Held-out loss" if held_out else "Training loss", unit=metric)
+    return ["<h2>Loss</h2>", drawing, _differing_note(history, curves) if held_out else ""]
+
+
+def _listed(named: Sequence[str]) -> str:
+    more = len(named) - NAMED_LIMIT
+    return ", ".join(name[:LABEL_CHARS] for name in named[:NAMED_LIMIT]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _differing_note(history: SwarmHistory, curves: Sequence[HeldOutCurve]) -> str:
+    """Say what it means that nodes measured different losses of one certified state."""
+    certified = any(facts.digests for facts in history.rounds.facts.kept.values())
+    states = [set(curve.losses.kept) for curve in curves]
+    if not certified or not any(one & other for one, other in itertools.combinations(states, 2)):
+        return ""
+    left_out = f" Of {len(curves):,} curves {COLOURS} are drawn." if len(curves) > COLOURS else ""
+    return (
+        '<p class="note">Nodes measured different losses of the same states: they hold different data out, so they '
+        f"may train on different data (<code>--data</code>).{left_out}</p>"
+    )
 
 
 def _sample_sections(history: SwarmHistory) -> list[str]:
@@ -204,9 +232,9 @@ def _node_summary(history: SwarmHistory) -> str:
     return f'<p class="note">{escaped(text)}</p>'
 
 
-def _losses(history: SwarmHistory) -> list[tuple[int, float]]:
-    """The last loss of each round, thinned evenly to what a curve can show; the last point stays."""
-    points = sorted({round: loss for (_, round), loss in sorted(history.rounds.losses.kept.items())}.items())
+def _losses(history: SwarmHistory, curve: HeldOutCurve) -> list[tuple[int, float]]:
+    """The loss after each round that counts, thinned evenly to what a curve can show; the last point stays."""
+    points = history.rounds.points(curve)
     every = -(-len(points) // CURVE_POINTS) or 1
     return points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
 
@@ -354,7 +382,7 @@ def _round_table(history: SwarmHistory) -> str:
     every = -(-len(facts) // TABLE_LIMIT) or 1
     rows = []
     for (term, number), round in facts[::every]:
-        loss = history.rounds.losses.kept.get((term, number), history.rounds.losses.kept.get(("0.0", number)))
+        loss = history.rounds.loss((term, number))
         rows.append(
             [
                 f"{term} / {number}",
@@ -393,7 +421,7 @@ def _node_table(history: SwarmHistory, shown: Sequence[int]) -> str:
 
 def _node_row(log: LogHistory, clock: Clock, known: Mapping[str, str]) -> Sequence[str]:
     return [
-        log.label[:40],
+        log.label[:LABEL_CHARS],
         known.get(log.peer_id, "–"),
         short(log.peer_id),
         f"{log.certified:,}",

@@ -38,6 +38,13 @@ def rollout_sections(history: SwarmHistory, known: Mapping[str, str]) -> list[st
         for line in _pair(f"{label}{over}", points, window)
     ]
     sections = ["<h2>Reward</h2>", chart(lines, what="Reward", unit=UNIT, span=(0.0, 1.0))]
+    held_out = sorted(
+        (round, mean.value) for (_, round), mean in shared.held_out.kept.items() if mean.value is not None
+    )
+    if held_out:
+        line = Line(label="greedy, on held-out tasks", points=_thinned(held_out))
+        drawing = chart([line], what="Greedy reward on held-out tasks", unit="mean of tasks, 0 to 1", span=(0.0, 1.0))
+        sections += ["<h2>Held-out reward</h2>", drawing]
     if shared.tasks:
         sections += ["<h2>Reward by task</h2>", *_by_task(shared.tasks, window)]
     sections += ["<h2>Groups, and who samples how much</h2>", _node_table(history, known), _refusals(history)]

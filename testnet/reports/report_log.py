@@ -41,7 +41,10 @@ TASK_LIMIT: Final = 64
 REASON_LIMIT: Final = 64
 
 FIRST_TERM: Final = "0.0"
-"""Under which losses are kept: an evaluation names no term."""
+"""Under which samples and rewards are kept, which name no term."""
+ALIKE: Final = 0.01
+"""Two nodes that measured one state's loss on the same text differ by less, whatever they computed it in."""
+CURVES_KEPT: Final = 64
 
 T = TypeVar("T")
 RoundKey = tuple[str, int]
@@ -183,11 +186,20 @@ class RoundRewards:
 
 
 class SharedRollouts:
-    """Rollouts in all logs together: rewards by round, and by task family."""
+    """Rollouts in all logs together: rewards by round, and by task family, and those on held-out tasks."""
 
     def __init__(self) -> None:
         self.rewards: Thinned[RoundRewards] = Thinned(REWARDS_KEPT)
         self.tasks: dict[str, Thinned[RoundRewards]] = {}
+        self.held_out: Thinned[Mean] = Thinned(REWARDS_KEPT)
+
+    def evaluated(self, event: events.HeldOutReward) -> None:
+        """Note what a node's policy earned on held-out tasks after so many rounds of its own."""
+        key = (FIRST_TERM, event.round)
+        if key not in self.held_out.kept:
+            self.held_out.put(key, Mean())
+        if key in self.held_out.kept:
+            self.held_out.kept[key].add(event.reward, 1)
 
     def shared(self, event: events.Rollouts) -> None:
         """Note a round that a node made."""
@@ -248,12 +260,28 @@ class NodeRollouts:
                     counts[name[:TEXT_LIMIT_CHARS]] += count
 
 
+@dataclass(slots=True, kw_only=True)
+class HeldOutCurve:
+    """Held-out losses of nodes that measured the same of the same states: those nodes' logs, and the losses."""
+
+    labels: list[str]
+    losses: Thinned[float]
+
+    def agrees(self, losses: Mapping[RoundKey, float]) -> bool:
+        """True if these are of one curve with it: states that both measured had the same loss, and there are some."""
+        known = self.losses.kept
+        both = [(known[key], loss) for key, loss in losses.items() if key in known]
+        return bool(both) and all(abs(one - other) <= ALIKE * abs(one) for one, other in both)
+
+
 class SwarmRounds:
     """Rounds in all logs together: facts of each, held-out losses, samples, rollouts, rounds with two digests."""
 
     def __init__(self) -> None:
         self.facts: Thinned[RoundFacts] = Thinned(ROUNDS_KEPT)
-        self.losses: Thinned[float] = Thinned(ROUNDS_KEPT)
+        self.curves: list[HeldOutCurve] = []
+        self._went_back: set[tuple[tuple[int, ...], int]] = set()
+        """Of each step back the first term after it, and the round that it went to."""
         self.samples: Thinned[Mapping[str, str]] = Thinned(SAMPLES_KEPT)
         self.newest_samples: tuple[int, Mapping[str, str]] | None = None
         self.rollouts = SharedRollouts()
@@ -285,11 +313,47 @@ class SwarmRounds:
             if len(facts.digests) == 2:
                 self.forks.append(key)
 
-    def evaluated(self, event: events.Evaluated) -> None:
-        """Note a loss that a log measured after a round; all members hold the same state, so any will do."""
-        if event.loss is not None:
-            self.losses.put((FIRST_TERM, event.round), event.loss)
-            self.metric = event.metric[:TEXT_LIMIT_CHARS] or self.metric
+    def measured(self, label: str, losses: Thinned[float]) -> None:
+        """Note what one log says of the losses after rounds: of a curve that is there, if it agrees, or of another.
+
+        All members hold the same state, but may hold different texts out.
+        """
+        if not losses.kept:
+            return
+        for curve in self.curves:
+            if curve.agrees(losses.kept):
+                curve.labels.append(label)
+                for key, loss in losses.kept.items():
+                    if key not in curve.losses.kept:
+                        curve.losses.put(key, loss)
+                return
+        if len(self.curves) < CURVES_KEPT:
+            self.curves.append(HeldOutCurve(labels=[label], losses=losses))
+
+    def went_back(self, event: events.RolledBack | events.Rebased) -> None:
+        """Note that the rounds after `event.to` do not count any more. A rebase names its own term, the first after."""
+        rebases, rollbacks = (*_numbers(event.term), 0, 0)[:2]
+        first = (rebases, rollbacks + isinstance(event, events.RolledBack))
+        if len(self._went_back) < FAULT_LIMIT:
+            self._went_back.add((first, event.to))
+
+    def points(self, curve: HeldOutCurve) -> list[tuple[int, float]]:
+        """(round, loss) of the states that count: what was gone back from is not among them."""
+        losses = sorted((_numbers(term), round, loss) for (term, round), loss in curve.losses.kept.items())
+        counted = {
+            round: loss
+            for term, round, loss in losses
+            if not term or not any(term < first and round > to for first, to in self._went_back)
+        }
+        return sorted(counted.items())
+
+    def loss(self, key: RoundKey) -> float | None:
+        """The loss after a round, as most logs measured it; of an earlier release's logs, which name no term, any."""
+        for curve in sorted(self.curves, key=lambda curve: -len(curve.labels)):
+            for known in (key, ("", key[1])):
+                if known in curve.losses.kept:
+                    return curve.losses.kept[known]
+        return None
 
     def sampled(self, event: events.Sampled) -> None:
         """Note what the model said after a round."""
@@ -300,6 +364,11 @@ class SwarmRounds:
         self.samples.put((FIRST_TERM, event.round), texts)
         if self.newest_samples is None or event.round >= self.newest_samples[0]:
             self.newest_samples = event.round, texts
+
+
+def _numbers(term: str) -> tuple[int, ...]:
+    """The numbers of a term's text, nothing for none."""
+    return tuple(int(part) for part in term.split(".") if part.isdecimal() and part.isascii())
 
 
 class LogHistory:
@@ -323,6 +392,8 @@ class LogHistory:
         self.faults_left_out = 0
         self.left = True
         self.sent_bytes = 0
+        self.losses: Thinned[float] = Thinned(ROUNDS_KEPT)
+        """What it measured after rounds, until the log is read to its end."""
         self.rollouts = NodeRollouts()
         self._sent_in_life = 0
 
@@ -352,7 +423,9 @@ class LogHistory:
             case events.Certified() | events.Stepped():
                 self._ended(event, cell, rounds)
             case events.Evaluated():
-                rounds.evaluated(event)
+                self._evaluated(event, rounds)
+            case events.HeldOutReward():
+                rounds.rollouts.evaluated(event)
             case events.Sampled():
                 rounds.sampled(event)
             case events.Rollouts():
@@ -372,9 +445,14 @@ class LogHistory:
                 cell.troubles += 1
                 self._fault(event, self.peer_id)
             case _:
-                self._told_of_others(event)
+                self._told_of_others(event, rounds)
 
-    def _told_of_others(self, event: Event) -> None:
+    def _evaluated(self, event: events.Evaluated, rounds: SwarmRounds) -> None:
+        if event.loss is not None:
+            self.losses.put((event.term[:32], event.round), event.loss)
+            rounds.metric = event.metric[:TEXT_LIMIT_CHARS] or rounds.metric
+
+    def _told_of_others(self, event: Event, rounds: SwarmRounds) -> None:
         """Note what happened to a peer, or was decided out of turn."""
         match event:
             case events.Banned():
@@ -385,6 +463,7 @@ class LogHistory:
             case events.RolledBack() | events.Rebased():
                 text = f"round {event.round} of term {event.term[:32]}, to round {event.to}"
                 self._fault(event, self.peer_id, text)
+                rounds.went_back(event)
             case events.ViewChanged():
                 self._fault(event, self.peer_id, f"round {event.round}, to view {event.view}")
             case events.Died(left=True):
@@ -474,6 +553,8 @@ def read_history(path: Path, label: str, rounds: SwarmRounds) -> LogHistory:
             history.lines += 1
             history.take(event, rounds)
     history.finish()
+    rounds.measured(history.label, history.losses)
+    history.losses = Thinned(ROUNDS_KEPT)
     return history
 
 

@@ -65,13 +65,13 @@ def test_status_names_the_voters_where_they_are_not_the_members() -> None:
 
 @pytest.mark.parametrize(
     ("rounds", "told"),
-    [(None, ""), (0, "has a seat in this round"), (1, "follows, its turn in about 1 round"),
-     (2, "follows, its turn in about 2 rounds")],
+    [(None, ""), (0, "has a seat in this round"), (1, "waits for its seat, about 1 round"),
+     (2, "waits for its seat, about 2 rounds")],
 )  # fmt: skip
 def test_status_and_watch_tell_when_it_is_the_nodes_turn_where_seats_are_few(rounds: int | None, told: str) -> None:
     known = status_with(turn_in_rounds=rounds)
     assert [line for line in status_lines(known) if line.startswith("seat")] == ([f"seat       {told}"] if told else [])
-    assert Picture(status=known).headline == f"round 4 · train{' · ' * bool(told)}{told} · – tokens/s"
+    assert Picture(status=known).headline == f"round 4 · train{' · ' * bool(told)}{told} · speed not measured yet"
 
 
 def test_status_shows_settings_in_force_and_who_would_amend_what() -> None:

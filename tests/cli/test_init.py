@@ -31,6 +31,25 @@ def test_init_writes_a_manifest_founded_by_this_node(tmp_path: Path, capsys: pyt
     assert err == ""
 
 
+def test_init_for_loops_of_ones_own_says_how_one_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init(tmp_path, "--workload", "own-loop") == 0
+    call = f"join(model, optimizer, '{tmp_path}/swarm.toml', data_dir='{tmp_path}/node')"
+    assert f"then start your training loop with {call}, which starts the node as well; `shoal run " in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("name", ["wll:Shapes", "wll.deep:Shapes", "wl:Shapes", "json:Shapes"])
+def test_init_says_that_a_module_is_not_there_and_imports_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wl.py").write_text("raise SystemExit('imported')\n")
+    assert init(tmp_path, "--workload", name) == 0
+    note = "note: there is no module 'wll' here; `shoal run` wants it where it starts, or installed\n"
+    assert capsys.readouterr().err == (note if name.startswith("wll") else "")
+
+
 def test_name_of_a_node_names_a_swarm_as_it_did_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,3 +232,23 @@ def test_init_with_few_seats_writes_for_how_long_a_member_may_wait_for_one(
         assert "[membership] seats" in capsys.readouterr().err
     assert init(tmp_path, "--seats", "64", "--force") == 0
     assert load_manifest(tmp_path / "swarm.toml").round.staleness_rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--workload", "text"), ["# width = 128", "# layers = 4", "# context = 128", '# dtype = "auto"']),
+        (("--workload", "causal-lm"), ["# model is needed", '# init = "pretrained"', "# batch = 8"]),
+        (("--strategy", "rollouts"), ["# width = 96", "# warm_up_updates = 800"]),
+    ],
+)
+def test_init_names_the_options_of_the_workload_with_their_defaults(
+    tmp_path: Path, options: tuple[str, ...], told: list[str]
+) -> None:
+    assert init(tmp_path, *options) == 0
+    _, _, below = (tmp_path / "swarm.toml").read_text().partition("\n[workload.options]\n")
+    lines = below.partition("\n\n")[0].splitlines()
+    assert all(line.startswith("# ") for line in lines)
+    assert set(told) <= set(lines)
+    assert not any(line.startswith("# data =") for line in lines)
+    assert load_manifest(tmp_path / "swarm.toml").workload.options == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.joining import follow_link, read_link
-from shoal.cli.link import LIFETIME_LIMIT_DAYS, parse_lifetime
+from shoal.cli.link import LIFETIME_LIMIT_DAYS, ONE_MEMBER, parse_lifetime
 from shoal.cli.main import execute
 from shoal.node.discovery.credentials import admission_of, kept_revocations
 from shoal.protocol.errors import ConfigError
@@ -69,7 +69,7 @@ def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys
         assert out == f"shoal run '{text}'\n"  # in a pipe too
         link = parse_link(text)
         assert (link.swarm, link.addresses, link.invite) == (swarm.manifest.swarm_id, (founder.address,), None)
-        assert said == ""
+        assert said == f"note: {ONE_MEMBER}\n"
 
         second = newcomer(swarm, "second", f"shoal run '{text}'")  # quoted as one
         began = time.time()
@@ -233,7 +233,7 @@ def test_link_to_members_that_are_gone_is_waited_for_and_says_what_to_ask_for(
     err = capsys.readouterr().err
     waiting, said = err.splitlines()
     assert "shoal.progress: no member that the link names has given the manifest yet; asking again" in waiting
-    assert "none of the 1 members that the link names gives the manifest; check the network, or ask for a fresh" in said
+    assert "none of the 1 members that the link names or this network has gives the manifest; ask for a fresh" in said
     assert not (tmp_path / "guest").exists()
 
 
@@ -281,8 +281,22 @@ def test_line_says_what_code_the_swarm_trains(
     assert execute(["link", "--data-dir", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert out == f"shoal run '{text}'{options}\n"
-    assert err.startswith(said)
-    assert bool(err) is bool(said)
+    *of_code, of_members = err.splitlines()
+    assert "".join(of_code).startswith(said)
+    assert bool(of_code) is bool(said)
+    assert of_members == f"note: {ONE_MEMBER}"
+
+
+def test_line_of_a_node_with_data_of_its_users_asks_for_a_copy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = format_link(SwarmLink(swarm=manifest_of([Identity.generate().peer_id]).swarm_id, addresses=(NOWHERE,)))
+    reply = {"link": text, "admits": True, "admission": "open", "workload": "text", "data": True}
+    monkeypatch.setattr("shoal.cli.link.request", lambda *arguments, **settings: reply)
+    assert execute(["link", "--data-dir", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"shoal run '{text}' --data YOUR_TEXT\n"
+    assert err.startswith("note: this node trains on data that --data names; whoever joins needs a copy")
 
 
 @pytest.mark.parametrize("given", [b"", b"\n", b"swarm.toml\n", b"\xff\n", b"x" * (1 << 20)])

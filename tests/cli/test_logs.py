@@ -14,7 +14,15 @@ from rich.console import Console
 from shoal.cli import logs, render
 from shoal.cli.live_line import live_line
 from shoal.cli.render import RunProgress, progress_display
-from shoal.node.outcome import Notice, PhaseChanged, RoundCertified, StateFetched
+from shoal.node.outcome import (
+    Notice,
+    PhaseChanged,
+    Progress,
+    RoundCertified,
+    StateFetched,
+    StepsMade,
+    TakesPart,
+)
 
 
 def log_something() -> None:
@@ -53,6 +61,29 @@ def test_log_level_selects(capsys: pytest.CaptureFixture[str]) -> None:
     assert "from a peer" not in capsys.readouterr().err
 
 
+def test_line_that_repeats_is_shown_once_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(log_format="text", level="info", console=None)
+    (handler,) = [one for one in logging.getLogger().handlers if isinstance(one.formatter, logs.TextFormatter)]
+
+    def say(text: str, at: float, level: int = logging.INFO) -> None:
+        handler.handle(logging.makeLogRecord({"name": "shoal.x", "levelno": level, "msg": text, "created": at}))
+
+    for second in range(150):
+        say("no peer has the state of round 0", float(second))
+    say("another", 149.0)
+    say("a quorum is missing", 149.0, logging.WARNING)
+    say("a quorum is missing", 149.1, logging.WARNING)
+    shown = [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["no peer has the state of round 0"] * 3 + ["another"] + ["a quorum is missing"] * 2
+
+
+def test_debug_log_has_every_repetition(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(log_format="text", level="debug", console=None)
+    for _ in range(3):
+        logging.getLogger("shoal.x").info("again")
+    assert capsys.readouterr().err.count("again") == 3
+
+
 def test_configuring_again_does_not_double_lines(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         logs.configure(log_format="text", level="info", console=None)
@@ -75,15 +106,15 @@ def test_progress_goes_to_the_log_or_to_the_live_line(caplog: pytest.LogCaptureF
     caplog.set_level(logging.INFO, logger="shoal.progress")
     now: list[tuple[str, float | None]] = []
     tell = RunProgress(lambda text, share=None: now.append((text, share)))
-    tell(StateFetched(done_chunks=1, total_chunks=2))
-    tell(StateFetched(done_chunks=2, total_chunks=2))
+    tell(StateFetched(done_chunks=1, total_chunks=2, done_bytes=2_100_000, total_bytes=4_200_000))
+    tell(StateFetched(done_chunks=2, total_chunks=2, done_bytes=4_200_000, total_bytes=4_200_000))
     tell(RoundCertified(round=1, members=1, contributors=1, loss=None, seconds=2.0))
     tell(PhaseChanged(phase="train", round=2))
     tell(PhaseChanged(phase="no quorum", round=2))
     tell(Notice(text="half of the members are missing"))
     assert now == [
-        ("fetching the swarm's state: 1 of 2 chunks", 0.5),
-        ("fetching the swarm's state: 2 of 2 chunks", 1.0),
+        ("fetching the swarm's state: 2.1 MB of 4.2 MB", 0.5),
+        ("fetching the swarm's state: 4.2 MB of 4.2 MB", 1.0),
         ("round 2: train · round 1 was certified", 0.0),
         ("round 2: no quorum · round 1 was certified", None),
     ]
@@ -91,6 +122,38 @@ def test_progress_goes_to_the_log_or_to_the_live_line(caplog: pytest.LogCaptureF
         "round 1 certified: 1 of 1 contributed, 2.0 s",
         "half of the members are missing",
     ]
+
+
+def test_a_long_fetch_and_a_long_round_say_how_far_they_are_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="shoal.progress")
+    now = 0.0
+    tell = RunProgress(lambda text, share=None: None, clock=lambda: now)
+
+    def said(event: Progress, at: float) -> list[str]:
+        nonlocal now
+        now = at
+        caplog.clear()
+        tell(event)
+        return [record.getMessage() for record in caplog.records]
+
+    def fetched(done: int) -> StateFetched:
+        return StateFetched(done_chunks=0, total_chunks=9, done_bytes=done, total_bytes=6_800_000)
+
+    def step(number: int) -> StepsMade:
+        return StepsMade(round=4, step=number, steps=100)
+
+    assert said(fetched(100), 9.9) == []
+    assert said(fetched(2_100_000), 10.1) == ["fetching the swarm's state: 2.1 MB of 6.8 MB"]
+    assert said(fetched(3_000_000), 20.0) == []
+    assert said(TakesPart(round=3, counts_from=4), 30.0) == ["new in round 3: this node's work counts from round 4 on"]
+    assert said(RoundCertified(round=3, members=2, contributors=1, loss=None, seconds=9.0), 40.0) != []
+    assert said(TakesPart(round=4, counts_from=4), 41.0) == ["this node's work counts from round 4 on"]
+    assert said(step(39), 100.9) == []
+    assert said(step(40), 101.1) == ["round 4: step 40 of 100"]
+    assert said(step(80), 161.0) == []
+    assert said(PhaseChanged(phase="plan", round=4), 162.0) == ["round 4: plan"]
+    assert said(TakesPart(round=5, counts_from=5), 170.0) == []  # it was told once
+    assert said(PhaseChanged(phase="train", round=5), 229.0) == []
 
 
 class Terminal(io.StringIO):

@@ -33,7 +33,12 @@ def manifest(tmp_path: Path) -> Path:
         (["xyzzy"], "shoal: No such command 'xyzzy'; see `shoal --help`"),
         (["run"], "shoal: Missing argument 'MANIFEST'; see `shoal run --help`"),
         (["status", "--jsno"], "shoal: No such option: --jsno (Possible options: --json); see `shoal status --help`"),
-        (["run", "none.toml"], "shoal: there is no none.toml; `shoal init -o none.toml` writes one"),
+        (
+            ["run", "none.toml"],
+            "shoal: there is no none.toml; check the path, or give the link of a swarm, shoal:…; `shoal init` founds "
+            "one of your own",
+        ),
+        (["run", ""], "shoal: . is a folder; give the file that `shoal init` wrote, like swarm.toml"),
         (["doctor", "--data", "none"], "shoal: --data: there is no none; check the path"),
         (
             ["run", "none.toml", "--join", "192.0.2.1:4000"],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.init import InitOptions, found
-from shoal.cli.render import group_lines, shared_line, status_lines
+from shoal.cli.render import SharedRounds, group_lines, shared_line, status_lines
 from shoal.cli.run import RunOptions, config_of
 from shoal.node.control_client import BytesStatus, GroupStatus, RolloutStatus, Status
 from shoal.node.option import HostPort
@@ -105,28 +105,8 @@ def test_engine_that_is_no_url_is_said_in_one_line(url: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_status_and_progress_tell_of_rollouts() -> None:
-    known = RolloutStatus(
-        role="train",
-        reward=0.25,
-        held_out_reward=0.375,
-        held_out_round=20,
-        held_out_tasks=200,
-        made=40,
-        pulled=12,
-        taken=11,
-        pulled_bytes=3000,
-        rejected={"hint": 1, "stale": 4},
-        tasks={
-            "chain_sum": TaskRewards(own=2, reward=0.25, external=1, external_reward=0.5),
-            "gone\x1b[2J": TaskRewards(external=2, external_reward=0.125),
-        },
-        groups=[
-            GroupStatus(peer_id="a", family="chain_sum", round=3, policy=3, age=0, completions=4, reward=0.5),
-            GroupStatus(peer_id="peer", family="x\x1b", round=4, policy=2, age=2, completions=1, reward=0.25),
-        ],
-    )
-    status = Status(
+def status_with(rollouts: RolloutStatus) -> Status:
+    return Status(
         peer_id="peer",
         swarm_id="ab",
         addresses=[],
@@ -139,9 +119,35 @@ def test_status_and_progress_tell_of_rollouts() -> None:
         loss=None,
         tokens_per_s=None,
         bytes=BytesStatus(sent=1, received=2),
-        rollouts=known,
+        rollouts=rollouts,
     )
+
+
+def test_status_and_progress_tell_of_rollouts() -> None:
+    known = RolloutStatus(
+        role="train",
+        reward=0.25,
+        held_out_reward=0.375,
+        held_out_round=20,
+        held_out_tasks=200,
+        made=40,
+        pulled=12,
+        taken=11,
+        pulled_bytes=3000,
+        rejected={"hint": 1, "stale": 4},
+        teaching="teaching the policy: 120 of at most 800 updates",
+        tasks={
+            "chain_sum": TaskRewards(own=2, reward=0.25, external=1, external_reward=0.5),
+            "gone\x1b[2J": TaskRewards(external=2, external_reward=0.125),
+        },
+        groups=[
+            GroupStatus(peer_id="a", family="chain_sum", round=3, policy=3, age=0, completions=4, reward=0.5),
+            GroupStatus(peer_id="peer", family="x\x1b", round=4, policy=2, age=2, completions=1, reward=0.25),
+        ],
+    )
+    status = status_with(known)
     lines = status_lines(status)
+    assert "agent      teaching the policy: 120 of at most 800 updates" in lines
     assert "reward     0.25 (train); greedy 0.375 on 200 held-out tasks after 20 rounds" in lines
     assert "groups     40 made, 12 pulled (3.0 kB), 11 taken" in lines
     assert "refused    hint 1, stale 4" in lines
@@ -155,24 +161,27 @@ def test_status_and_progress_tell_of_rollouts() -> None:
     ]
     assert any(line.startswith("groups     40 made, 12 pulled (") and line.endswith("11 taken") for line in lines)
     done = RoundShared(round=3, reward=0.2314, own=4, external=2, seconds=1.21)
-    assert shared_line(done) == "round 3 done: reward 0.231, 4 own groups and 2 of others, 1.2 s"
+    assert shared_line([done]) == "round 3 done: reward 0.231, 4 own groups and 2 of others, 1.2 s"
+
+
+def test_rounds_of_an_agent_are_told_at_once_and_then_each_thirty_seconds_together() -> None:
+    told = SharedRounds()
+    lines = []
+    for number in range(1, 362):  # two a second
+        event = RoundShared(round=number, reward=(number % 2) / 2, own=1 + number % 2, external=0, seconds=0.5)
+        lines += told.take(event, number / 2)
+    assert len(lines) == 7
+    assert lines[:2] == [
+        "round 1 done: reward 0.500, 2 own groups and 0 of others, 0.5 s",
+        "rounds 2 to 61 done: reward 0.333, 90 own groups and 0 of others, 30.0 s",
+    ]
+    judged = RoundShared(round=362, reward=None, own=0, external=3, seconds=1.0)
+    assert told.take(judged, 181.0) == []
+    assert told.rest() == ["round 362 done: 0 own groups and 3 of others, 1.0 s"]
+    assert told.rest() == []
 
 
 @pytest.mark.parametrize(("waits", "told"), [(False, ""), (True, ", waits until they take more")])
 def test_status_of_a_sampler_tells_what_others_take_and_whether_it_waits(waits: bool, told: str) -> None:
-    status = Status(
-        peer_id="peer",
-        swarm_id="ab",
-        addresses=[],
-        phase="training",
-        term="0.0",
-        round=10,
-        digest=None,
-        members=[],
-        missing=[],
-        loss=None,
-        tokens_per_s=None,
-        bytes=BytesStatus(sent=1, received=2),
-        rollouts=RolloutStatus(role="sample", made=40, wanted=18, waits=waits),
-    )
+    status = status_with(RolloutStatus(role="sample", made=40, wanted=18, waits=waits))
     assert f"groups     40 made, 18 taken by others{told}" in status_lines(status)

@@ -219,7 +219,10 @@ def test_run_ends_with_the_code_of_its_outcome(daemon: FakeDaemon, manifest: Pat
     assert execute(["run", str(manifest)]) == code
 
 
-def test_run_tells_progress_on_stderr(daemon: FakeDaemon, manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("unit", "said"), [("bits per byte", ""), ("", " in a unit of its own")])
+def test_run_tells_progress_on_stderr(
+    daemon: FakeDaemon, manifest: Path, capsys: pytest.CaptureFixture[str], unit: str, said: str
+) -> None:
     daemon.events = [
         RoundCertified(
             round=3,
@@ -228,14 +231,18 @@ def test_run_tells_progress_on_stderr(daemon: FakeDaemon, manifest: Path, capsys
             loss=1.25,
             seconds=8.125,
             held_out=HeldOut(round=2, value=1.30251, metric="bits per byte"),
+            loss_metric=unit,
+            missing=("m3",),
         ),
+        RoundCertified(round=4, members=9, contributors=5, loss=None, seconds=1.0, missing=("a", "b", "c", "d")),
         TrainerTraceback(summary="ValueError: no data", traceback="Traceback:\n  line \x1b[31m\nValueError: no data"),
     ]
     execute(["run", str(manifest)])
     out, err = capsys.readouterr()
     assert out == ""
-    certified, failed, *trace = (line.split(" ", 1)[1] for line in err.splitlines())
-    losses = "training loss 1.25, held-out 1.303 (round 2)"
-    assert certified == f"info shoal.progress: round 3 certified: 4 of 5 contributed, {losses}, 8.1 s"
+    certified, many, failed, *trace = (line.split(" ", 1)[1] for line in err.splitlines())
+    losses = f"training loss 1.25{said}, held-out 1.303 (round 2)"
+    assert certified == f"info shoal.progress: round 3 certified: 4 of 5 contributed, without m3, {losses}, 8.1 s"
+    assert many == "info shoal.progress: round 4 certified: 5 of 9 contributed, 1.0 s"
     assert failed == "error shoal.progress: the workload failed: ValueError: no data"
     assert trace[1] == "error shoal.progress:     line \\x1b[31m"

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.main import execute
 from shoal.cli.run import RunOptions, config_of
 from shoal.node.loops.external_trainer import ExternalTrainer, trainer_of
+from shoal.node.outcome import Outcome
 from shoal.node.training.trainer import Trainer
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
@@ -33,6 +35,21 @@ def test_the_manifest_says_whose_trainer_it_is(tmp_path: Path, workload: str, ex
     chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority)
     trainer = trainer_of(config, NODE, chain, abandoned=lambda: None)
     assert type(trainer) is (ExternalTrainer if external else Trainer)
+
+
+def test_node_without_a_loop_says_what_attaches_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shoal.cli.run.run_to_end", lambda config, on_progress: Outcome.LEFT)
+    told = []
+    for workload, patience in (("own-loop", ()), ("own-loop", ("--loop-patience", "5")), ("regression", ())):
+        caplog.clear()
+        path, folder = written(tmp_path, workload), tmp_path / "node"
+        with caplog.at_level("INFO", "shoal.progress"):
+            assert execute(["run", str(path), "--data-dir", str(folder), *patience]) == 0
+        told.append([text for text in caplog.messages if "waits for" in text])
+    call = f"join(model, optimizer, '{tmp_path}/swarm.toml', data_dir='{tmp_path}/node')"
+    assert told == [[f"this node waits for a training loop: {call} attaches one"], [], []]
 
 
 def test_what_an_own_loop_has_no_use_for_is_refused(tmp_path: Path) -> None:

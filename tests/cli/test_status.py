@@ -114,8 +114,9 @@ def test_status_json_is_one_document_with_the_documented_keys(
         "abstains",
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
-        *("peers", "names", "metric", "train_loss", "turn_in_rounds", "samples"),
-        *("why_paused", "max_upload", "max_download"),
+        *("peers", "names", "metric", "train_loss", "train_metric", "turn_in_rounds", "samples"),
+        *("why_paused", "max_upload", "max_download", "fetched"),
+        *("step", "steps", "fetched_bytes", "state_bytes", "counts_from"),
     }
     assert document["members"][0] == {"peer_id": "12D3A", "phase": "reduce", "tokens_per_s": 1234.56, "reach": "self"}
     assert document["bytes"] == {"sent": 1_500_000, "received": 999, "passed_on": 0}
@@ -136,7 +137,7 @@ def test_status_shows_what_the_node_knows(node: FakeNode, tmp_path: Path, capsys
         "speed      1,235 tokens/s",
         "bytes      1.5 MB sent, 999 B received",
         "missing    12D3B",
-        "help       rounds go on with 2 of 3 voters; start this node again, `shoal run` with the same --data-dir",
+        "help       rounds go on with 2 of 3 voters; start the missing one again where it ran",
         "member     12D3A reduce 1,235 tokens/s box (this node)",
         "member     12D3B missing – tokens/s",
         "member     12D3C training\\x1b[2J 1 tokens/s tom",
@@ -172,6 +173,24 @@ def status_of(peers: Sequence[PeerFacts]) -> Status:
     return msgspec.structs.replace(STATUS, members=members, missing=missing, peers=summary_of(peers))
 
 
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"phase": "train", "step": 40, "steps": 100}, "phase      train, step 40 of 100"),
+        ({"phase": "plan", "step": 40, "steps": 100}, "phase      plan"),
+        (
+            {"phase": "joining", "fetched_bytes": 2_100_000, "state_bytes": 6_800_000},
+            "phase      joining, fetching the swarm's state: 2.1 MB of 6.8 MB",
+        ),
+        ({"counts_from": 4}, "counts     its work, from round 4 on"),
+        ({"tokens_per_s": None, "blocked_fraction": None}, "speed      not measured yet"),
+        ({"tokens_per_s": 1234.0, "blocked_fraction": None}, "speed      1,234 tokens/s"),
+    ],
+)
+def test_status_says_how_far_a_node_is(facts: dict[str, Any], line: str) -> None:
+    assert line in status_lines(msgspec.structs.replace(STATUS, **facts))
+
+
 def test_status_says_why_a_node_is_paused_and_what_it_moves_at_most() -> None:
     why = "the machine is on its battery (--only-when)"
     lines = status_lines(msgspec.structs.replace(STATUS, phase="paused", why_paused=why, max_upload=5 << 20))
@@ -192,7 +211,7 @@ def test_status_of_a_thousand_nodes_is_a_screen_with_those_in_trouble_first(
         assert execute(["status", "--data-dir", str(tmp_path), "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
     assert len(lines) <= 70
-    assert "peers      1,000 known, 900 alive: 900 training, 100 gone; 100 follow, 128 behind" in lines
+    assert "peers      1,000 known, 900 alive: 900 training; 100 gone; 100 not members, 128 behind" in lines
     assert "software   shoal 1: 600, shoal 2\\x1b[2J: 300" in lines
     assert "together   1.3 Mtokens/s, as they say" in lines
     assert (
@@ -274,7 +293,7 @@ def test_missing_quorum_is_explained(voters: str, missing: str, faults: str, eff
     missing = named["missing"]
     assert listed == [f"missing    {peer}" for peer in missing]
     assert effect in help_line
-    assert "start these nodes again" in help_line
+    assert ("start the missing one again where it ran" in help_line) is (len(missing) == 1)
     assert "forget" not in help_line, "any of them may have been heard of a minute ago"
 
 
@@ -310,18 +329,22 @@ def test_peers_are_called_by_name_wherever_one_stands_alone(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    ("loss", "metric", "train_loss", "said"),
+    ("loss", "metric", "train_loss", "train_metric", "said"),
     [
-        (1.23456, "bits per byte", 1234.56, "held-out 1.235 bits per byte; training 1,235"),
-        (0.00001234567, "held-out loss", None, "held-out 1.235e-05"),
-        (1.5, "training loss", 1.25, "training 1.25"),  # of a loop that has no evaluation
-        (None, "", None, ""),
+        (1.23456, "bits per byte", 1234.56, "bits per byte", "held-out 1.235 bits per byte; training 1,235"),
+        (0.25, "error rate", 1.25, "", "held-out 0.25 error rate; training 1.25 in a unit of its own"),
+        (None, "", 1.25, "bits per byte", "training 1.25 bits per byte"),
+        (None, "", 1.25, "", "training 1.25"),
+        (0.00001234567, "held-out loss", None, "", "held-out 1.235e-05"),
+        (1.5, "held-out loss", 1.25, "held-out loss", "held-out 1.5; training 1.25"),
+        (1.5, "training loss", 1.25, "training loss", "training 1.25"),  # of a loop that has no evaluation
+        (None, "", None, "", ""),
     ],
 )
 def test_a_loss_is_said_to_be_held_out_or_of_training(
-    loss: float | None, metric: str, train_loss: float | None, said: str
+    loss: float | None, metric: str, train_loss: float | None, train_metric: str, said: str
 ) -> None:
-    known = msgspec.structs.replace(STATUS, loss=loss, metric=metric, train_loss=train_loss)
+    known = msgspec.structs.replace(STATUS, loss=loss, metric=metric, train_loss=train_loss, train_metric=train_metric)
     assert losses_told(known) == said
 
 

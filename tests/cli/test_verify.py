@@ -84,6 +84,17 @@ def test_verify_of_nothing_is_wrong_usage(tmp_path: Path, capsys: pytest.Capture
     assert "there is no folder" in err
 
 
+def test_verify_where_nothing_is_certified_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, toml = tmp_path / "node", tmp_path / "node" / "swarm.toml"
+    folder.mkdir(mode=0o700)
+    assert execute(["init", "--strategy", "rollouts", "--data-dir", str(folder), "-o", str(toml)]) == 0
+    capsys.readouterr()
+    assert execute(["verify", str(folder)]) == 2
+    assert capsys.readouterr().err == (
+        "shoal: with strategy rollouts nothing is certified; `shoal export` checks whether a policy is whole\n"
+    )
+
+
 def test_verify_without_the_manifest_beside_it_does_not_advise_to_found_a_swarm(
     checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,7 +68,7 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
             assert "round 8 · reduce" in text(app, "#headline")
             assert text(app, "#phases") == "train → plan → [reduce] → certify"
             assert "sent 1.5 MB" in text(app, "#bytes")
-            assert "start this node again" in text(app, "#trouble")
+            assert "start the missing one again" in text(app, "#trouble")
             table = app.query_one("#table", DataTable)
             rows = [[str(cell) for cell in table.get_row_at(line)] for line in range(table.row_count)]
             assert rows == [
@@ -107,7 +107,7 @@ def test_watch_of_a_thousand_nodes_lists_few_and_counts_all(tmp_path: Path) -> N
     assert len(picture.members) == SHOWN_LIMIT
     assert [member.reach for member in picture.members[:3]] == ["this node", "missing", "missing"]
     assert picture.peer_line == (
-        "1,000 known, 900 alive: 900 training, 100 gone; 100 follow, 128 behind · "
+        "1,000 known, 900 alive: 900 training; 100 gone; 100 not members, 128 behind · "
         "876 more members: `shoal status --peers`"
     )
 

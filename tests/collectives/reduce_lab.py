@@ -16,13 +16,13 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.dither import Dither
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.partition import deal
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Post, Reduction
 from shoal.collectives.reference import reference, wrong_values
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import NO_HASH, Participant, Plan, Term
+from shoal.protocol.messages import NO_HASH, Participant, Plan
 from shoal.swarm.lanes.frame import FrameKind
+from tests.round_messages import plan_with
 
 GRID = Grid(23_457, 5_000)  # five chunks, the last ragged; two int8 blocks in each
 CODECS = (*DENSE, "topk64-256")
@@ -76,21 +76,15 @@ def make_plan(
     nodes = range(len(weights)) if nodes is None else nodes
     grid, name = next((c.grid, c.codec) for c in contributions if c)
     peers = [peer(node) for node in nodes]
-    return Plan(
-        term=Term(),
-        round=1,
-        base=base,
-        view=0,
-        attempt=attempt,
-        planner=peers[0],
-        participants=tuple(
+    return plan_with(
+        (
             Participant(peer, weight, 10 * weight, contribution.root if contribution and weight else NO_HASH)
             for peer, weight, contribution in zip(peers, weights, contributions, strict=True)
         ),
-        owners=deal([(0, 0)] * len(peers), grid.chunks),
+        grid,
+        base=base,
+        attempt=attempt,
         codec=name,
-        numel=grid.numel,
-        chunk_values=grid.chunk_values,
     )
 
 

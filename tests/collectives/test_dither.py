@@ -15,8 +15,9 @@ from shoal.collectives.grid import Grid
 from shoal.collectives.reference import reference
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Plan, Term
+from shoal.protocol.messages import NO_HASH, OwnedRange, Participant
 from tests.collectives.encodings import codec, pattern
+from tests.round_messages import plan_with
 
 ONE = Dither(bytes(32), "contribution", PeerId("one"))
 COUNT = 1 << 16
@@ -78,20 +79,12 @@ def test_final_rounds_with_its_owner_s_dither_and_the_reference_knows_it() -> No
         )
         for who, scale in zip(senders, (2.0**-25, 3e-8), strict=True)
     ]
-    plan = Plan(
-        term=Term(),
-        round=1,
+    plan = plan_with(
+        (Participant(w.peer_id, n, n, c.root) for w, n, c in zip(senders, weights, given, strict=True)),
+        GRID,
         base=base,
-        view=0,
-        attempt=0,
-        planner=ALICE.peer_id,
-        participants=tuple(
-            Participant(w.peer_id, n, n, c.root) for w, n, c in zip(senders, weights, given, strict=True)
-        ),
         owners=(OwnedRange(1, 0, 1), OwnedRange(0, 1, GRID.chunks)),
         codec="int4",
-        numel=GRID.numel,
-        chunk_values=GRID.chunk_values,
     )
     three, five = (contribution.decoded() for contribution in given)
     means = (np.float32(3) * three + np.float32(5) * five) / np.float32(8)

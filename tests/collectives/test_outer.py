@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,11 +16,11 @@ from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.memory import VectorPool
 from shoal.collectives.outer import NextState, OuterSettings, advance, nesterov_step
-from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, frozen, header_of
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Participant, Plan, Term
+from tests.round_messages import plan_with
 
 
 def f32(*values: float) -> F32:
@@ -97,18 +98,13 @@ def start(round_: int = 0) -> CertifiedState:
 
 
 def plan_of(codec: str = "fp32", *, attempt: int = 0, round_: int = 1) -> Plan:
-    return Plan(
-        term=Term(),
+    return plan_with(
+        (Participant(one.peer_id, 20, 20, bytes([n]) * 32) for n, one in enumerate(WHO)),
+        GRID,
         round=round_,
         base=bytes(32),
-        view=0,
         attempt=attempt,
-        planner=WHO[0].peer_id,
-        participants=tuple(Participant(one.peer_id, 20, 20, bytes([n]) * 32) for n, one in enumerate(WHO)),
-        owners=deal([(0, 0)] * len(WHO), GRID.chunks),
         codec=codec,
-        numel=GRID.numel,
-        chunk_values=GRID.chunk_values,
     )
 
 
@@ -148,6 +144,19 @@ def test_advance_is_the_plain_step_and_its_hashes(
     assert (after.round, after.tokens, after.layout_hash) == (1, 70 + 60, before.layout_hash)
     assert before.anchor.tobytes() == start().anchor.tobytes()
     assert before.momentum.tobytes() == start().momentum.tobytes()
+
+
+@pytest.mark.parametrize("span", [4096, 1 << 17])
+def test_advance_hashes_the_image_of_an_imaged_state(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outer, "SPAN_VALUES", span)
+    before = replace(start(), imaged=True)
+    after, header = advance(before, finals_of(plan_of()), OuterSettings(imaged=True), threads=2)
+    assert header == header_of(after, GRID)
+    assert header.image
+    assert header.digest != header_of(replace(after, imaged=False), GRID).digest
+    for state, settings in ((before, OuterSettings()), (start(), OuterSettings(imaged=True))):
+        with pytest.raises(LocalError, match="or its images"):
+            NextState(state, settings, GRID, VectorPool(0))
 
 
 def test_advance_by_finals_that_do_not_follow_is_our_bug() -> None:

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.collectives.grid import Grid
 from shoal.collectives.partition import CAP_FAIR_SHARES, EVEN_FACTOR, deal, owner_by_chunk
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Plan, Term
+from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Plan
+from tests.round_messages import plan_with
 
 rate = st.one_of(st.just(0), st.integers(1, 10**12))
 rates_lists = st.lists(st.tuples(rate, rate), min_size=1, max_size=64)
@@ -82,25 +84,13 @@ def test_deal_to_nobody_is_our_bug() -> None:
         deal([], 4)
 
 
-def plan_with(owners: tuple[OwnedRange, ...]) -> Plan:
+def owned(owners: tuple[OwnedRange, ...]) -> Plan:
     peers = [PeerId(f"12D3Koo{i:045d}") for i in range(2)]
-    return Plan(
-        term=Term(),
-        round=1,
-        base=NO_HASH,
-        view=0,
-        attempt=0,
-        planner=peers[0],
-        participants=tuple(Participant(p, 1, 1, NO_HASH) for p in peers),
-        owners=owners,
-        codec="fp32",
-        numel=40,
-        chunk_values=10,
-    )
+    return plan_with((Participant(p, 1, 1, NO_HASH) for p in peers), Grid(40, 10), owners=owners)
 
 
 def test_owner_by_chunk_reads_the_ranges() -> None:
-    plan = plan_with((OwnedRange(1, 0, 1), OwnedRange(0, 1, 3), OwnedRange(1, 3, 4)))
+    plan = owned((OwnedRange(1, 0, 1), OwnedRange(0, 1, 3), OwnedRange(1, 3, 4)))
     assert owner_by_chunk(plan) == (1, 0, 0, 1)
 
 
@@ -119,4 +109,4 @@ def test_owner_by_chunk_reads_the_ranges() -> None:
 )
 def test_owner_by_chunk_refuses_gaps_overlaps_and_strangers(owners: tuple[OwnedRange, ...]) -> None:
     with pytest.raises(LocalError):
-        owner_by_chunk(plan_with(owners))
+        owner_by_chunk(owned(owners))

@@ -27,7 +27,7 @@ from shoal.protocol.evidence import (
     pack,
 )
 from shoal.protocol.messages import VOTE_DOMAIN, ChunkStatement, Plan, Ready, Value, domain_hash, step_preimage
-from shoal.protocol.planning import CONTRIBUTOR, RoundSettings
+from shoal.protocol.planning import RoundSettings
 from tests.collectives.reduce_lab import (
     CODECS,
     GRID,
@@ -39,6 +39,7 @@ from tests.collectives.reduce_lab import (
     peer,
 )
 from tests.protocol.lab import value_of
+from tests.round_messages import ready_with
 
 SWARM = domain_hash("this swarm")
 BASE = genesis(SWARM, [peer(n) for n in range(3)])
@@ -53,21 +54,7 @@ def settings(codec: str = "fp32") -> RoundSettings:
 
 
 def ready(encoded: EncodedContribution, n: int, *, life: bytes = LIFE, base: Value = BASE) -> Ready:
-    return Ready(
-        term=base.next_term,
-        round=base.next_round,
-        base=base.hash,
-        role=CONTRIBUTOR,
-        state=base.digest,
-        root=encoded.root,
-        seal=seal_of(encoded.top, peer(n)),
-        squares=encoded.squares,
-        tokens=1,
-        upload=0,
-        download=0,
-        reaches=(),
-        life=life,
-    )
+    return ready_with(base, encoded.root, seal=seal_of(encoded.top, peer(n)), squares=encoded.squares, life=life)
 
 
 def commitment(announced: Ready, n: int, codec: str = "fp32") -> Commitment:

@@ -10,16 +10,21 @@ from blake3 import blake3
 
 from shoal.collectives.commitment import merkle_root
 from shoal.collectives.grid import Grid
+from shoal.collectives.memory import VectorPool
+from shoal.collectives.policy_image import image_of
 from shoal.collectives.state import (
     ADAMW_KINDS,
     NESTEROV_KINDS,
     CertifiedState,
+    ImageHeader,
+    PolicyImage,
     StateAssembly,
     StateHeader,
     StateKind,
     chunk_bytes,
     frozen,
     header_of,
+    image_of_chunk,
 )
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.messages import Term, domain_hash
@@ -47,6 +52,49 @@ def make_state(seed: int = 1) -> CertifiedState:
     generator = np.random.default_rng(seed)
     vectors = [frozen(generator.standard_normal(2500).astype(np.float32)) for _ in range(VECTORS)]
     return CertifiedState.of_vectors(vectors, term=Term(0, 1), round=7, tokens=9000, layout_hash=b"L" * 32)
+
+
+def test_digest_of_an_imaged_state_covers_its_image() -> None:
+    plain, state = make_state(), replace(make_state(), imaged=True)
+    vectors = [*map(state.vector, KINDS[VECTORS]), (state.anchor.view(np.uint32) >> 16).astype("<u2")]
+    vectors[-1] += ((state.anchor.view(np.uint32) & 0xFFFF) > 0x8000).astype("<u2")  # no value lies in the middle
+    roots = [merkle_root([blake3(one[c : c + 1000].tobytes()).digest() for c in (0, 1000, 2000)]) for one in vectors]
+    preimage = canonical([0, 1, 7, 9000, 2500, 1000, b"L" * 32, *roots])
+    header = header_of(state, GRID)
+    assert header.digest == domain_hash("imaged state", preimage) != header_of(plain, GRID).digest
+    assert header_of(plain, GRID).of_image is None
+    image = header.of_image
+    assert image is not None
+    assert image.digest == header.digest
+    held = PolicyImage(image, image_of(state.anchor))
+    assert [blake3(image_of_chunk(held, GRID, c).tobytes()).digest() for c in range(3)] == [
+        image.chunk_hash(c) for c in range(3)
+    ]
+    assert [image_of_chunk(held, GRID, c).tobytes() for c in range(3)] == [
+        image_of_chunk(state, GRID, c).tobytes() for c in range(3)
+    ]
+    with pytest.raises(LocalError):
+        image_of_chunk(held, GRID, 3)
+    assert np.array_equal(image_of(held.anchor(VectorPool(0))), held.halves)
+
+
+def test_header_with_an_image_of_other_chunks_is_none() -> None:
+    header = header_of(replace(make_state(), imaged=True), GRID)
+    for image in (header.image + bytes(32), bytes(32)):
+        with pytest.raises(ValueError, match="exactly one hash per chunk"):
+            msgspec.convert(msgspec.to_builtins(header, builtin_types=(bytes,)) | {"image": image}, StateHeader)
+        fields = msgspec.to_builtins(header.of_image, builtin_types=(bytes,))
+        with pytest.raises(ValueError, match="exactly one hash per chunk"):
+            msgspec.convert(fields | {"image": image}, ImageHeader)
+
+
+def test_state_that_was_fetched_is_imaged_as_its_header_is() -> None:
+    for imaged in (False, True):
+        state = replace(make_state(), imaged=imaged)
+        header = header_of(state, GRID)
+        assembly = StateAssembly(header, digest=header.digest)
+        assembly.copy_from(state, header)
+        assert header_of(assembly.finish(), GRID).digest == header.digest
 
 
 def test_digest_follows_the_documented_preimage() -> None:

@@ -13,16 +13,16 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.partition import deal
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
 from shoal.collectives.reference import reference, wrong_values
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Participant, Plan, Relay, Term
+from shoal.protocol.messages import Participant, Plan, Relay
 from shoal.swarm.lanes.frame import BULK_KINDS, SCOPE_BYTES, FrameHeader, FrameKind
 from tests.collectives.reduce_lab import identity, peer
+from tests.round_messages import plan_with
 
 GRID = Grid(10_000, 4096)
 WAIT_S = 60.0
@@ -42,19 +42,12 @@ def plan_of(
     relays: tuple[Relay, ...] = (),
 ) -> Plan:
     peers = [peer(n) for n in range(len(contributions))]
-    grid = contributions[0].grid
-    return Plan(
-        term=Term(),
+    return plan_with(
+        (Participant(p, n + 1, 10, contributions[n].root) for n, p in enumerate(peers)),
+        contributions[0].grid,
         round=round,
-        base=NO_HASH,
         view=view,
         attempt=attempt,
-        planner=peers[0],
-        participants=tuple(Participant(p, n + 1, 10, contributions[n].root) for n, p in enumerate(peers)),
-        owners=deal([(0, 0)] * len(peers), grid.chunks),
-        codec="int8",
-        numel=grid.numel,
-        chunk_values=grid.chunk_values,
         relays=relays,
     )
 

@@ -23,6 +23,7 @@ from shoal.node.discovery.chain_places import ChainLooks
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
 from shoal.node.state.chain_waits import ChainWaits
+from shoal.node.state.image_exchange import ImageExchange
 from shoal.node.state.state_server import StateServer
 from shoal.node.state.states import StateCache
 from shoal.node.training.layouts import GetLayout, Layouts
@@ -208,6 +209,12 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     chain: Any = SimpleNamespace(after=lambda after, limit, rebases: certified, height=1)
     states: Any = SimpleNamespace(chain=chain, current=True)
     waits = ChainWaits(host, states, lambda: frozenset({PEER}))
+    images = ImageExchange(
+        host,
+        StateCache(folder, CHUNK_VALUES),
+        SimpleNamespace(),
+        lambda: frozenset({PEER}),  # type: ignore[arg-type]
+    )
     server = AuditServer(EvidenceStore(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "audit request": (server.serve, audit_messages.AuditRequest),
@@ -215,6 +222,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
         "layout request": (layouts.serve, GetLayout),
         "fetch": (state_server.serve, peering.FetchRequest),
         "wait for the chain": (waits._serve, peering.GetChain),
+        "image request": (images._serve, peering.GetImage),
         "rollout fetch": (exchange._answer_stream, rollouts.GroupRequest),
         "rollout catch up": (exchange._catch_up._answer, rollouts.CatchUpRequest),
         "rollout news handler": (exchange._answer_news, rollouts.NewsRequest),

@@ -20,6 +20,7 @@ from shoal.protocol.planning import RoundSettings
 from shoal.protocol.round import RoundMachine
 from tests.fuzz.samples import identity
 from tests.fuzz.targets import ME, PEER, START, SWARM, Target, examples
+from tests.round_messages import ready_with
 
 PEERS = tuple(identity(n).peer_id for n in range(4))
 NUMEL, CHUNK_VALUES = 10_000, 4096
@@ -76,19 +77,7 @@ class Round:
 
     def _ready(self, n: int) -> Ready:
         chunks = -(-NUMEL // CHUNK_VALUES)
-        return Ready(
-            term=START.next_term,
-            round=1,
-            base=START.hash,
-            role="contributor",
-            state=bytes(32),
-            root=bytes([n]) * 32,
-            squares=(1.0,) * chunks,
-            tokens=100,
-            upload=0,
-            download=0,
-            reaches=PEERS,
-        )
+        return ready_with(START, bytes([n]) * 32, state=bytes(32), squares=(1.0,) * chunks, tokens=100, reaches=PEERS)
 
     def _take(self, peer: PeerId, effects: list[Any]) -> None:
         for effect in effects:

@@ -17,6 +17,7 @@ from shoal.swarm.muxer import ConnectionClosedError, Muxer
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL, STOP_PROTOCOL
 from tests.fuzz.samples import identity
 from tests.fuzz.targets import PEER, Target
+from tests.waiting import running
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
 from libp2p.identity.identify.pb.identify_pb2 import Identify  # isort: skip
@@ -83,11 +84,9 @@ def packets() -> tuple[bytes, ...]:
 async def listening() -> AsyncIterator[Host]:
     """A host that runs, and hears the topic."""
     host = Host(identity=identity(0), listen=("/ip4/127.0.0.1/tcp/0",))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(host.run)
+    async with running(host):
         await host.subscribe(TOPIC)
         yield host
-        nursery.cancel_scope.cancel()
 
 
 def check(host: Host) -> None:

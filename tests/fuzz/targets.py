@@ -21,15 +21,18 @@ import numpy as np
 from shoal.collectives import codecs
 from shoal.collectives.commitment import bitmap_indices
 from shoal.collectives.finals import Finals
+from shoal.collectives.policy_image import apply_changes, encode_changes, image_of
 from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.spans import Undecodable
-from shoal.collectives.state import StateAssembly, StateHeader
+from shoal.collectives.state import ImageHeader, StateAssembly, StateHeader
+from shoal.lab.signed import certified
 from shoal.node import control, control_client, pipe
 from shoal.node.card import Card, parse_card
 from shoal.node.loops import loop_messages
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import line_of, parse_event
 from shoal.node.sapo import agent_messages, completion_server, completions, sandbox, sandbox_process
+from shoal.node.state import image_exchange
 from shoal.node.training import rank_messages, trainer_messages
 from shoal.protocol import address as addresses
 from shoal.protocol import amending, audit_messages, evidence, invites, peering, rollouts, swarm_link, wire
@@ -43,7 +46,7 @@ from shoal.protocol.manifest import (
     parse_manifest,
     render_manifest,
 )
-from shoal.protocol.messages import VOTE_DOMAIN, Certificate, Entry, Value, step_preimage
+from shoal.protocol.messages import Certificate, Entry, Value
 from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, RecordBook, open_record, seal_record
 from shoal.swarm.address_book import AddressBook, KnownPeer
 from shoal.swarm.lanes import hello as lane_hello
@@ -182,9 +185,7 @@ def certificate() -> Certificate:
         tokens=9,
         digest=bytes(32),
     )
-    keys = sorted((identity(n) for n in range(4)), key=lambda key: key.peer_id)
-    signatures = tuple(key.sign(VOTE_DOMAIN, step_preimage(0, value.hash)) for key in keys)
-    return Certificate(value=value, view=0, signers=members, signatures=signatures)
+    return certified(value, *(identity(n) for n in range(4)))
 
 
 def rollout_targets(rng: random.Random) -> Iterator[Target]:
@@ -379,6 +380,15 @@ def tensor_targets(rng: random.Random) -> Iterator[Target]:
             StateAssembly(taken, digest=taken.digest)
 
     yield Target("state header", (wire.canonical(header),), assemble)
+    image = msgspec.structs.replace(example(ImageHeader, rng), numel=12, chunk_values=12, image=bytes(32))
+    head = (wire.canonical(image),)
+    yield Target("image header", head, lambda data: wire.decode(data, ImageHeader, limit_bytes=1 << 20).digest)
+    sizes = np.array([25], "<u4").tobytes()
+    yield Target("lengths of changes", (sizes, b""), lambda data: image_exchange._sizes(data, image, PEER))
+    before, after = (image_of(np.array([scale, 2.0, -3.0] * 4, np.float32)) for scale in (1.0, 1.1))
+    after[:8] = before[:8]
+    changes = encode_changes(before, after, 12), encode_changes(before, before, 12), b"\x01" + after.tobytes()
+    yield Target("changes of an image", changes, lambda data: apply_changes(before, data, 12), (Undecodable,))
 
 
 # -- this machine's own processes ----------------------------------------------------------------------------

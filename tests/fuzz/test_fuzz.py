@@ -46,6 +46,7 @@ COVERS = {
     "layout request": ("node.node:Node.layouts.serve",),
     "fetch": ("node.node:Node._answer_fetch",),
     "wait for the chain": ("node.state.chain_waits:ChainWaits._serve",),
+    "image request": ("node.state.image_exchange:ImageExchange._serve",),
     "audit request": ("node.audits.auditing:Auditing._server.serve",),
     "lane handshake": ("swarm.lanes.requests:LaneRequests._serve_lane",),
     "rollout fetch": ("swarm.rollouts:RolloutExchange._answer_stream",),

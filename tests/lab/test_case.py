@@ -20,6 +20,7 @@ from shoal.lab.bench.attack_spec import RECOMMENDED, AttackResult, Cell
 from shoal.lab.bench.checkpoint import CheckpointSpeed
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
 from shoal.lab.bench.dashboard import LookCost, PageCost
+from shoal.lab.bench.disk import OnDisk
 from shoal.lab.bench.find import FindSpeed
 from shoal.lab.bench.goodput_rows import Account
 from shoal.lab.bench.goodput_spec import GoodputBench, GoodputResult
@@ -61,8 +62,8 @@ def _nothing(hint: Any) -> Any:
     return _NOTHING.get(get_origin(hint) or hint)
 
 
-def page(first_paint_ms: float = 0, **looking: float) -> Any:
-    return made(PageCost, first_paint_ms=first_paint_ms, looking=made(LookCost, **looking))
+def page(first_paint_ms: float = 0, shown_ms: float = 0, **looking: float) -> Any:
+    return made(PageCost, first_paint_ms=first_paint_ms, shown_ms=shown_ms, looking=made(LookCost, **looking))
 
 
 def spread(median: float) -> Spread:
@@ -148,14 +149,25 @@ def large(needed: int, unequal: int = 0) -> Any:
 
 def memory(large_bytes: int) -> Any:
     """A daemon with a base of 100 bytes: of 10 parameters it holds 200."""
+    disk = OnDisk(kinds={"state": 80}, apparent=80)
     peaks = (
-        Peak(numel=10, round_s=1.0, identical=True, most=Resident(anonymous=150, shared=50, file=9), most_file=9),
+        Peak(
+            numel=10,
+            round_s=1.0,
+            identical=True,
+            most=Resident(anonymous=150, shared=50, file=9),
+            most_file=9,
+            disk=disk,
+            disk_rest=disk,
+        ),
         Peak(
             numel=20,
             round_s=1.0,
             identical=True,
             most=Resident(anonymous=large_bytes - 70, shared=70, file=999),
             most_file=999,
+            disk=disk,
+            disk_rest=disk,
         ),
     )
     return MemoryResult(bench=MemoryBench(), peaks=peaks)
@@ -177,6 +189,7 @@ EDGES: list[tuple[str, Any, Any, str]] = [
         "training of donors",
     ),
     ("dashboard", page(1800), page(1801), "first paint"),
+    ("dashboard", page(shown_ms=1500), page(shown_ms=1501), "the swarm is on the screen"),
     ("dashboard", page(delta_bytes=16_384), page(delta_bytes=16_385), "the largest delta"),
     ("dashboard", page(feed_bytes_per_s=2048), page(feed_bytes_per_s=2049), "deltas a second"),
     ("dashboard", page(snapshot_bytes=32_768), page(snapshot_bytes=32_769), "a snapshot"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.lab.bench.swarm import BenchSpec, check_memory
+from shoal.lab.bench.swarm import BenchSpec, check_disk, check_memory
 from shoal.lab.fleet import Swarm, end
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
@@ -85,6 +85,14 @@ def test_a_swarm_that_cannot_fit_is_refused_with_what_would() -> None:
     check_memory(spec, 32_600_000_000)
     with pytest.raises(ConfigError, match="take at most 0 values"):
         check_memory(spec, 1)
+
+
+def test_what_does_not_fit_on_disk_is_refused_with_what_would() -> None:
+    spec = BenchSpec(peers=2, numel=1_000_000_000, codec="int8", rounds=3)
+    check_disk(spec, 86_000_000_000)
+    said = r"need 86\.0 GB of disk at least, and 43\.0 GB are free; take at most 500,000,000 values"
+    with pytest.raises(ConfigError, match=said):
+        check_disk(spec, 43_000_000_000)
 
 
 async def test_what_does_not_come_is_said_with_what_nodes_said_last(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +54,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "threads.py").write_text(THREAD)
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     return folder
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def within_deadline() -> None:
-        with trio.fail_after(DEADLINE_S):
-            await test()
-
-    trio.run(within_deadline)
 
 
 def has_ended(pidfd: int, *, within_s: float = DEADLINE_S) -> bool:
@@ -162,15 +154,12 @@ async def test_only_python_programs_can_be_started(modules: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(("name", "said"), [("threads", "threads started 1 threads"), ("nothing", "No module named")])
-def test_a_server_that_cannot_be_copied_does_not_come_up(
+async def test_a_server_that_cannot_be_copied_does_not_come_up(
     modules: Path, name: str, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async def test() -> None:
-        with pytest.raises(LocalError, match="did not come up"):
-            async with forking([name]):
-                pass
-
-    run(test)
+    with pytest.raises(LocalError, match="did not come up"):
+        async with forking([name]):
+            pass
     assert said in capfd.readouterr().err
 
 

@@ -37,6 +37,14 @@ def test_page_says_what_can_be_amended() -> None:
     assert told == {f"{section}.{key}" for section, keys in AMENDABLE.items() for key in keys}
 
 
+def test_page_tells_the_options_of_each_workload_and_their_defaults() -> None:
+    lines = render().splitlines()
+    assert {"| text | `width` | `128` |", "| text | `layers` | `4` |", "| text | `batch` | `8` |"} <= set(lines)
+    assert {"| causal-lm | `model` | is needed |", "| char-policy | `warm_up_updates` | `800` |"} <= set(lines)
+    assert not any("`data` |" in line for line in lines)
+    assert any(line.startswith("`text`: Predict the next byte.") and "layers · width²" in line for line in lines)
+
+
 def test_row_has_range_default_and_meaning() -> None:
     found = rows()
     assert found["sync.outer_momentum"][1:3] == ["a number ≥ 0, < 1", "`0.9`"]

@@ -7,6 +7,7 @@ import pytest
 from shoal.lab.sizes_page import EXAMPLE, MODELS, bytes_per_parameter, render
 from shoal.node import doctor
 from shoal.node.options import CHECKPOINTS_KEPT
+from shoal.node.state.disk_need import bytes_on_disk
 from shoal.protocol.manifest import parse_manifest
 from shoal.protocol.manifest_sync import SyncSection
 
@@ -28,8 +29,8 @@ def test_model_has_its_row_by_the_doctors_formula() -> None:
     assert [f"{numel:,}" in told for numel in MODELS] == [True] * len(MODELS)
     trainer, daemon, disk, checkpoints = told["124,000,000"]
     assert (trainer, daemon) == ("2.5 GB", "1.5 GB")  # 20 and 12 bytes a parameter
-    assert checkpoints == "7.4 GB"  # three of 8 and 12 bytes
-    parts = doctor.bytes_on_disk(EXAMPLE, "int8", CHECKPOINTS_KEPT)
+    assert checkpoints == "4.5 GB"  # three of 8 bytes, and 12 of the newest
+    parts = bytes_on_disk(EXAMPLE, "int8", CHECKPOINTS_KEPT)
     assert disk == f"{sum(parts.values()) / 1e9:.1f} GB"
 
 

@@ -26,6 +26,7 @@ from shoal.node.state.catchup import CatchUp
 from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.image_exchange import ImageExchange
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_server import StateServer
 from shoal.node.state.state_store import StateStore, StateStoreParts
@@ -96,7 +97,8 @@ class Life:
         self.exchange = ChunkExchange(post=self._post_chunk, lookup=self.cache.lookup)
         lanes: Any = SimpleNamespace(ensure=self._ensure_lane, moved=lambda peer: Moved())
         self.catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=self.exchange, cache=self.cache, outer=outer)
-        self.training_client = TrainingClient(self.trainer, seed=0, inner_steps=1)  # type: ignore[arg-type]
+        trainer: Any = self.trainer
+        self.training_client = TrainingClient(trainer, seed=0, inner_steps=1, imaged=outer.imaged)
         links: Any = self.links
         key_use = KeyUse(folder, self.peer, store.durable_records(), take_over=False)
         self.standstill = Standstill(forks=ForkFile(folder), key_use=key_use, chain=self.chain)
@@ -112,10 +114,12 @@ class Life:
                 holds=holds,
                 log=log,
                 on_progress=self.told.append,
+                takes_images=follows and outer.imaged,
             )
         )
         host: Any = BoxHost(self)
         self.chain_waits = ChainWaits(host, self.state_store, self.links.linked)
+        self.image_exchange = ImageExchange(host, self.cache, self.catchup, self.links.linked)
         self.resumption = Resumption(folder, send=self.trainer.send, on_progress=self.told.append)
         self.checkpoints = Checkpoints(
             CheckpointParts(
@@ -152,7 +156,7 @@ class Life:
                 leaving=self._leaving,
                 announce=self._announce,
                 on_progress=self.told.append,
-                elsewhere={**NOWHERE_ELSE, **self.chain_waits.performers},
+                elsewhere={**NOWHERE_ELSE, **self.chain_waits.performers, **self.image_exchange.performers},
                 is_follower=follows,
             )
         )

@@ -33,7 +33,7 @@ def write_round(ledger: CheckpointLedger, folder: Path, header: StateHeader) -> 
     round = header.round
     ledger.resume_files(folder, round)
     write_state(folder / "state" / f"{round}.safetensors", ledger.states[round], header)
-    resumption = Resumption(folder, send=_nobody, on_progress=lambda _: None)
+    resumption = Resumption(folder, send=_nobody, on_progress=lambda _: None, always=lambda _: True)
     resumption.forget_old((Term(), round))
     write_checkpoint(folder / "checkpoints", ledger.content(folder, round), keep=2)
     (folder / "state" / f"{round - 2}.safetensors").unlink()

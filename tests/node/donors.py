@@ -16,8 +16,9 @@ import trio
 from msgspec.structs import replace
 
 from shoal.collectives.state import CertifiedState
-from shoal.node.state.catchup import CatchUp, OnChunk
+from shoal.node.state.catchup import CatchUp
 from shoal.node.state.errands import carry_out
+from shoal.node.state.fetching import OnProgress
 from shoal.node.state.state_server import StateServer
 from shoal.node.state.states import StateCache
 from shoal.protocol.catching_up import StateSearch
@@ -152,7 +153,7 @@ class World:
         return sum(sender == peer and header.kind is FrameKind.STATE for sender, _, header in self.frames)
 
     async def advance(
-        self, state: CertifiedState | None, chain: Chain, peers: Sequence[PeerId], on_chunk: OnChunk
+        self, state: CertifiedState | None, chain: Chain, peers: Sequence[PeerId], on_chunk: OnProgress
     ) -> CertifiedState:
         """A state nearer to the head of `chain`. Raises NetworkError, with all that was logged, if there is none."""
         search = StateSearch(self.catchup.scores, lambda: self.catchup.replayed_rounds)

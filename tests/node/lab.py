@@ -25,6 +25,7 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 
 from shoal.node.control_client import request
+from shoal.node.holds import HOLD_LIMIT_S
 from shoal.node.options import Hold
 from shoal.node.reporting.event_log import LogTail
 from shoal.node.state.store import RecordLog, Store
@@ -209,9 +210,10 @@ class Node:
             return []
         return [json.loads(line) for line in lines]
 
-    def wait(self, event: str, deadline_s: float = DEADLINE_S, **fields: object) -> Event:
-        """The first such event of this life, once it is there."""
+    def wait(self, event: str, deadline_s: float = DEADLINE_S, held: Sequence[Node] = (), **fields: object) -> Event:
+        """The first such event of this life, once it is there; `held` are nodes that hold until then."""
         ends_at = time.monotonic() + deadline_s
+        renewed_at = time.monotonic()
         while not (found := self.events(event, **fields)):
             if not self.running or time.monotonic() > ends_at:
                 told = "\n".join(json.dumps(e) for e in self.events()[-12:])
@@ -219,6 +221,10 @@ class Node:
                     f"{self.folder.name}: no {event} {fields}; the last of what it told:\n{told}\n"
                     f"{self.log[-LOG_SHOWN_CHARS:]}"
                 )
+            if time.monotonic() > renewed_at + HOLD_LIMIT_S / 4:
+                renewed_at = time.monotonic()
+                for node in held:
+                    node.ask("renew")
             time.sleep(POLL_S)
         return found[0]
 
@@ -226,10 +232,10 @@ class Node:
         """Its `certified` event of a round, once it is there."""
         return self.wait("certified", deadline_s, round=round)
 
-    def hold(self, text: str, deadline_s: float = DEADLINE_S) -> Event:
+    def hold(self, text: str, deadline_s: float = DEADLINE_S, held: Sequence[Node] = ()) -> Event:
         """Its `holding` event of a hold, once it is there."""
         hold = Hold.parse(text)
-        return self.wait("holding", deadline_s, round=hold.round, phase=hold.phase)
+        return self.wait("holding", deadline_s, held, round=hold.round, phase=hold.phase)
 
     @property
     def address(self) -> str:

@@ -12,7 +12,6 @@ from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
-from shoal.collectives.partition import deal
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, StateHeader, StateKind, frozen, header_of
 from shoal.node.state.states import StateCache
 from shoal.protocol.amending import make_amend_consent, make_amendment, with_amendment
@@ -33,6 +32,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.terms import make_consent, make_rollback
 from shoal.protocol.wire import SwarmId
+from tests.round_messages import plan_with
 
 SWARM = SwarmId(bytes(range(32)))
 GRID = Grid(10_000, 4096)
@@ -69,18 +69,11 @@ def state_of(
 
 def plan_of(who: Sequence[Identity], previous: Value, *, codec: str = "int8", grid: Grid = GRID) -> Plan:
     """A plan over all of `who` with equal weights; the first plans."""
-    return Plan(
-        term=previous.next_term,
-        round=previous.next_round,
-        base=previous.hash,
-        view=0,
-        attempt=0,
-        planner=who[0].peer_id,
-        participants=tuple(Participant(one.peer_id, TOKENS, TOKENS, bytes([n]) * 32) for n, one in enumerate(who)),
-        owners=deal([(0, 0)] * len(who), grid.chunks),
+    return plan_with(
+        (Participant(one.peer_id, TOKENS, TOKENS, bytes([n]) * 32) for n, one in enumerate(who)),
+        grid,
+        after=previous,
         codec=codec,
-        numel=grid.numel,
-        chunk_values=grid.chunk_values,
     )
 
 

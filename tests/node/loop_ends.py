@@ -18,6 +18,7 @@ import torch
 import trio
 
 from shoal.node import own_loop
+from shoal.node.loops.external_trainer import LOOP_WAIT_S
 from shoal.node.loops.loop_client import LoopClient, attach
 from shoal.node.loops.loop_messages import TRAINER_SOCKET_NAME
 from shoal.node.own_loop import Swarm, join
@@ -133,13 +134,14 @@ class Ends:
         script: Script,
         *,
         known: Layout | None = None,
+        wait_s: float = LOOP_WAIT_S,
         timeout_s: float | None = None,
         sync: SyncSettings | None = None,
     ):
         self.folder = folder
         self._spec = TrainerSpec(workload="own-loop", sync=sync or SyncSettings())
         self._script = script
-        self._known = known
+        self._known, self._wait_s = known, wait_s
         self._patience_s = timeout_s
         self._listening = threading.Event()
         self._error: BaseException | None = None
@@ -179,6 +181,7 @@ class Ends:
             peer_id=PEER,
             path=lambda: path,
             known=lambda: self._known,
+            wait_s=self._wait_s,
             timeout_s=self._patience_s,
             on_abandoned=self.abandoned.set,
         )

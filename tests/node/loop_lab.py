@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -33,6 +34,15 @@ LOOPBACK = {
 }
 RESTARTS = ("--max-restarts", "3", "--monitor-interval", "0.1")
 """Options of torchrun."""
+IMPORTED = """
+import ast, json, runpy, sys
+script = sys.argv[1]
+imports = [step for step in ast.parse(open(script).read()).body if isinstance(step, (ast.Import, ast.ImportFrom))]
+exec(compile(ast.Module(imports, []), script, "exec"), {})
+sys.argv = [script, *json.loads(sys.stdin.readline())]
+runpy.run_path(script, run_name="__main__")
+"""
+"""A program that imports what a script imports, and runs it once it is told with which arguments."""
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """As docs/own-loop.md says: ranks that are started again find no addresses of those before."""
 
@@ -74,23 +84,40 @@ class LoopNode(Node):
 
     python = sys.executable
 
+    def prepare(self, script: Path, **settings: str) -> None:
+        """Have an interpreter that no process was copied from import what `script` does, beside others that do so."""
+        if self.python != sys.executable:
+            self._start(["-c", IMPORTED, str(script)], settings, told=subprocess.PIPE)
+
     def begin(self, script: Path, *arguments: str, ranks: int = 0, **settings: str) -> None:
         """Run `script` with the data folder and `arguments`; `settings` are added to the environment.
 
         ranks: run it in so many, under torchrun, which starts them again if one fails.
         """
+        if self.running:  # it was prepared
+            self._tell([str(self.folder), *arguments])
+            return
+        settings = settings | FRESH_STORE if ranks else settings
+        several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *RESTARTS]
+        words = [*(several if ranks else ()), str(script), str(self.folder), *arguments]
+        self._start(words, settings)
+
+    def _tell(self, arguments: Sequence[str]) -> None:
+        assert isinstance(self.process, subprocess.Popen)
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(arguments).encode() + b"\n")
+        self.process.stdin.close()
+
+    def _start(self, words: Sequence[str], settings: Mapping[str, str], told: int = subprocess.DEVNULL) -> None:
         assert not self.running
         self._events_began = len(self.all_events())
         with self._log_path.open("ab") as log:
             self._log_began = log.tell()
-            settings = settings | FRESH_STORE if ranks else settings
-            several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *RESTARTS]
-            command = [self.python, *(several if ranks else ()), str(script), str(self.folder), *arguments]
             if self.python == sys.executable:
-                self.process = start_copy(command, self._log_path, self._workplace, LOOPBACK | settings)
+                self.process = start_copy([self.python, *words], self._log_path, self._workplace, LOOPBACK | settings)
             self.process = self.process or subprocess.Popen(
-                ended_with_parent([*command[:1], "-W", "ignore", *command[1:]]),
-                stdin=subprocess.DEVNULL,
+                ended_with_parent([self.python, "-W", "ignore", *words]),
+                stdin=told,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment() | LOOPBACK | settings,
@@ -174,15 +201,18 @@ class LoopSwarm(Swarm):
     ) -> None:
         path = self.workplace / "loop.py"
         path.write_text(script)
-        first = self.nodes[0]
+        first, settings = self.nodes[0], {"SHOAL_HOLD": "1:train", **settings}
+        for node in self.nodes:
+            node.prepare(path, **settings)
         for node in self.nodes:
             if node is not first:
                 first.wait("listening", self._deadline_s)
             arguments = told(None if node is first else first)
-            node.begin(path, *arguments, ranks=ranks, **{"SHOAL_HOLD": "1:train", **settings})
+            node.begin(path, *arguments, ranks=ranks, **settings)
+        for index, node in enumerate(self.nodes):  # what the next imports may take longer than a hold
+            node.hold("1:train", self._deadline_s, self.nodes[:index])
         for node in self.nodes:
-            node.hold("1:train", self._deadline_s)
-            node.wait("linked", self._deadline_s)
+            node.wait("linked", self._deadline_s, self.nodes)
         for node in self.nodes:
             node.release()
 

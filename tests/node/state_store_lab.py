@@ -58,7 +58,7 @@ NOWHERE_ELSE: Performers = {AwaitLinks: _linked_already, LookElsewhere: _nowhere
 class Home:
     """My state store, over my own folder, in a world of donors."""
 
-    is_follower = False
+    is_follower = takes_images = False
 
     def __init__(self, world: World, store: Store, holds: tuple[Hold, ...] = ()) -> None:
         self.world = world

@@ -72,6 +72,7 @@ class Box:
         grace_s: float = 2.0,
         strategy: str = DEFAULT_STRATEGY,
         followers: Mapping[int, Collection[int]] | None = None,
+        images: bool = False,
     ) -> None:
         self.folder = folder
         self.disks = disks
@@ -79,7 +80,7 @@ class Box:
         self.seed = seed
         self.followers = followers or {}
         self.peers = [identity(number + 1).peer_id for number in range(nodes)]
-        self.manifest = manifest_of(self.peers[: founders or nodes], codec, grace_s, strategy)
+        self.manifest = manifest_of(self.peers[: founders or nodes], codec, grace_s, strategy, images=images)
         self.witnesses = [Witness(f"node {n}", folder / f"scratch{n}") for n in range(nodes)]
         self.lives: list[Life | None] = [None] * nodes
         self.contributions: dict[bytes, EncodedContribution] = {}
@@ -297,7 +298,8 @@ class Box:
         """S(0), as every trainer draws it."""
         trainer = BoxTrainer(NUMEL, tell=lambda event: None, next_place=self.next_place)
         values = np.random.default_rng(0).standard_normal(NUMEL).astype(np.float32)
-        return CertifiedState.initial(values, trainer.layout.digest)
+        imaged = OuterSettings.of(self.manifest).imaged
+        return CertifiedState.initial(values, trainer.layout.digest, imaged=imaged)
 
 
 def _first(error: BaseException) -> BaseException:
@@ -306,14 +308,18 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def manifest_of(founders: Sequence[PeerId], codec: str, grace_s: float, strategy: str) -> Manifest:
-    """Rounds that wait for nobody long."""
+def manifest_of(
+    founders: Sequence[PeerId], codec: str, grace_s: float, strategy: str, *, images: bool = False
+) -> Manifest:
+    """Rounds that wait for nobody long. images: certified digests cover the policy's image."""
+    rollouts = {"rollouts": {"tasks": [{"family": "lcm"}], "images": True}} if images else {}
     return validate_manifest(
         {
             "swarm": {"name": "box", "founders": list(founders), "admission": "open"},
             "workload": {"name": "regression", "options": {}},
             "sync": {"strategy": strategy, "inner_steps": 1, "balance": False, "codec": codec},
             "round": {"chunk_values": 4096, "grace_s": grace_s, "reduce_deadline_s": 60.0},
+            **rollouts,
         },
         source="the test's manifest",
     )

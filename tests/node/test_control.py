@@ -53,8 +53,11 @@ async def test_request_returns_what_the_handler_said(tmp_path: Path) -> None:
 
 
 def test_request_without_a_node_says_how_to_start_one(tmp_path: Path) -> None:
-    with pytest.raises(NodeNotRunning, match=r"no node is running on .*; start one with `shoal run"):
+    with pytest.raises(NodeNotRunning, match=r"no node is running on .*; start one with `shoal run MANIFEST "):
         request(tmp_path / "none", "status")
+    (tmp_path / "swarm.toml").touch()
+    with pytest.raises(NodeNotRunning, match=f"start one with `shoal run {tmp_path}/swarm.toml --data-dir {tmp_path}`"):
+        request(tmp_path, "status")
 
 
 async def test_request_of_an_unknown_op_is_refused(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_without_a_quorum_a_node_says_so_trains_on_and_goes_on_when_it_is_back(t
         assert {m["peer_id"]: m["phase"] for m in status["members"]}[gone.peer_id] == "missing"
         told = shoal("status", "--data-dir", str(survivor.folder))
         assert told.returncode == 0
-        for said in (returner.peer_id, gone.peer_id, "1 of 3 voters here", "start these nodes again"):
+        for said in (returner.peer_id, gone.peer_id, "1 of 3 voters here", "start those that are missing again"):
             assert said in told.stdout
         assert "no quorum, training on locally" in survivor.log
         assert not survivor.events("certified", round=3)
@@ -216,9 +216,10 @@ PATIENT: dict[str, dict[str, object]] = {"round": {"chunk_values": 4096, "grace_
 
 
 STATUS_KEYS = """
-peer_id swarm_id addresses reachability proven phase why_paused term round digest abstains turn_in_rounds members peers
-voters faults missing long_missing names rollbacks amendments settings bans alerts loss metric train_loss tokens_per_s
-bytes max_upload max_download blocked_fraction refused rollouts samples dashboard dashboard_link
+peer_id swarm_id addresses reachability proven phase why_paused step steps fetched_bytes state_bytes
+counts_from term round digest abstains turn_in_rounds members peers voters faults missing
+long_missing names rollbacks amendments settings bans alerts loss metric train_loss train_metric
+tokens_per_s bytes max_upload max_download blocked_fraction refused rollouts fetched samples dashboard dashboard_link
 """
 
 
@@ -286,6 +287,7 @@ def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
             measured = json.loads(shoal("evaluate", str(node.folder), "--json").stdout)
             told = next(e for e in node.all_events() if e["event"] == "evaluated" and e["round"] == measured["round"])
             assert (measured["loss"], measured["metric"]) == (told["loss"], told["metric"])
+            assert (measured["data"], told["term"]) == (None, "0.0")
             assert measured["digest"] == next(
                 e["digest"] for e in node.all_events() if e["event"] == "certified" and e["round"] == measured["round"]
             )

@@ -17,11 +17,14 @@ import trio
 from shoal.cli.main import execute
 from shoal.node import doctor
 from shoal.node.control import ControlServer, JsonValue, Status
+from shoal.node.control_client import MemberStatus
 from shoal.node.doctor import Examination, TrialReport, TrialRequest
+from shoal.node.state.disk_need import bytes_on_disk
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, OptimizerName, load_manifest
 from tests.cli.test_status import STATUS
+from tests.small_disk import small_disk
 
 GB = 1_000_000_000
 
@@ -98,6 +101,12 @@ def test_disk_speed_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_disk_speed_of_a_disk_smaller_than_the_test_is_measured(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 24 << 20) as disk:
+        check = doctor.disk_speed(disk / "node")
+        assert (check.ok, list(disk.iterdir())) == (True, [])
+
+
 def test_a_disk_that_cannot_be_written_is_found() -> None:
     check = doctor.disk_speed(Path("/proc"), size=1)  # not even root may
     assert (check.ok, "--data-dir" in check.remedy) == (False, True)
@@ -141,8 +150,12 @@ def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypa
     for optimizer, needed in needs.items():
         detail = doctor.memory(TrialReport(numel=GB // 10), optimizer).detail
         assert f"about {needed} GB needed for 100.0 million parameters and {optimizer}" in detail
-    plain, small_moments = (doctor.bytes_on_disk(1_000_000, "int8", 1, optimizer) for optimizer in needs)
-    assert (plain["work under way"], small_moments["work under way"]) == (60_000_000, 30_500_000)
+    plain, small_moments = (bytes_on_disk(1_000_000, "int8", 1, optimizer) for optimizer in needs)
+    assert (plain["work under way"], small_moments["work under way"]) == (36_000_000, 18_300_000)
+    (tmp_path / "streaming").mkdir()
+    manifest = founded(tmp_path / "streaming", "--strategy", "streaming")
+    streaming = doctor.disk_space(Examination(data_dir=tmp_path, manifest=manifest), 1_000_000)
+    assert "60 MB work under way, 39 MB in place of memory" in streaming.detail
 
 
 def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
@@ -151,12 +164,14 @@ def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(
     manifest = founded(tmp_path)  # int8
     folder = tmp_path / "data"
     (folder / "state").mkdir(parents=True)
-    (folder / "state" / "0.safetensors").write_bytes(bytes(8_000_000))
+    with (folder / "state" / "0.safetensors").open("wb") as file:
+        file.truncate(9_000_000)  # of which a hole takes no room
+        os.posix_fallocate(file.fileno(), 0, 8_192_000)
     (folder / "again").hardlink_to(folder / "state" / "0.safetensors")  # as a checkpoint's
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=358_000_000))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=286_000_000))
     detail = (
-        "358 MB free, up to 358 MB more needed (32 MB states, 32 MB finals, 60 MB work under way, "
-        "47 MB in place of memory, 60 MB checkpoints, 135 MB logs; 8 MB are there already)"
+        "286 MB free, up to 286 MB more needed (20 MB states, 32 MB finals, 36 MB work under way, "
+        "35 MB in place of memory, 36 MB checkpoints, 135 MB logs; 8 MB are there already)"
     )
     wanted = Examination(data_dir=folder, manifest=manifest)  # the model has 4 MB
     check = doctor.disk_space(wanted, 1_000_000)
@@ -244,9 +259,17 @@ def test_code_that_a_file_names_is_tried_only_where_this_command_allows_it(
 def test_speed_says_why_it_is_not_known(tmp_path: Path) -> None:
     manifest = founded(tmp_path)
     assert doctor.speed(manifest, TrialReport(tokens_per_s=1234.0, steps=7, device="cpu")).detail.startswith("1,234 ")
+    for arguments, said in (
+        (("--strategy", "rollouts"), "char-policy trains in the agent, which doctor does not start"),
+        (("--workload", "own-loop"), "own-loop trains in a process of its user's own"),
+    ):
+        assert doctor.speed(founded(tmp_path, "--force", *arguments), TrialReport()).detail == f"not tried: {said}"
     late = doctor.speed(manifest, TrialReport(error="it took more than 1 s"))
     assert (late.ok, "--trial" in late.remedy) == (True, True)
-    assert not doctor.speed(manifest, TrialReport(error="the workload raised ValueError: x")).ok
+    raised = doctor.speed(manifest, TrialReport(error="the workload raised ValueError: x"))
+    assert (raised.ok, raised.remedy) == (False, "correct the workload or its options in the manifest")
+    short = doctor.speed(manifest, TrialReport(error="x.txt holds too little text; give a longer file"))
+    assert (short.detail, short.remedy) == ("x.txt holds too little text", "give a longer file")
 
 
 def test_trial_of_a_real_workload_measures_its_speed() -> None:
@@ -255,6 +278,13 @@ def test_trial_of_a_real_workload_measures_its_speed() -> None:
     assert report.device == "cpu"
     assert (report.numel or 0) > 0
     assert (report.tokens_per_s or 0) > 0
+
+
+def test_trial_of_a_workload_that_cannot_be_made_has_still_found_the_device() -> None:
+    wanted = TrialRequest(device="cpu", workload="regression", options={"n_layer": 2})
+    report = doctor.run_trial(wanted, deadline_s=120.0)
+    assert "n_layer" in (report.error or "")
+    assert (report.device, doctor.device(report).ok) == ("cpu", True)
 
 
 def test_trial_that_takes_too_long_is_ended() -> None:
@@ -280,6 +310,11 @@ def test_a_running_node_is_asked(tmp_path: Path) -> None:
     assert known is not None
     assert "no member has tried yet" in doctor.dial_back(known).detail
     assert "no node runs here" in doctor.dial_back(None).detail
+    start = "start the node with --join or a link, and ask again when members are linked"
+    assert doctor.dial_back(None).remedy == start
+    for reach, remedy in (("direct", "ask again when members have tried"), ("gone", start)):
+        row = MemberStatus(peer_id=known.peer_id, phase="train", tokens_per_s=None, reach=reach)
+        assert doctor.dial_back(msgspec.structs.replace(known, members=[row])).remedy == remedy
     relayed = msgspec.structs.replace(known, reachability="relayed")
     assert "forward the ports" in doctor.dial_back(relayed).remedy
     public = msgspec.structs.replace(known, reachability="public", proven=["/ip4/192.0.2.1/tcp/4001"])

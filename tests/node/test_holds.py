@@ -100,6 +100,25 @@ async def test_hold_that_nobody_releases_ends_by_itself(log: Log, monkeypatch: p
     assert [entry["event"] for entry in log.read()] == ["holding", "released"] * 2
 
 
+def test_hold_that_is_renewed_lasts_as_long_again_and_no_longer(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    holds = Holds((Hold(round=1, phase="train"), Hold(round=2, phase="train")), log.events)
+    renewals = iter([True, True, False, False])
+
+    def wait(limit_s: float) -> bool:
+        waits.append(limit_s)
+        if next(renewals):
+            holds.renew()
+        return False
+
+    monkeypatch.setattr(holds._released, "wait", wait)
+    holds.at_in_thread(1, "train")
+    assert waits == [holds_module.HOLD_LIMIT_S] * 3
+    holds.renew()  # before the next is met: of no account for it
+    holds.at_in_thread(2, "train")
+    assert waits == [holds_module.HOLD_LIMIT_S] * 4
+
+
 async def test_cancelled_hold_is_left_at_once(log: Log) -> None:
     holds = Holds((Hold(round=1, phase="plan"),), log.events)
     with trio.move_on_after(0.05) as scope:

@@ -15,7 +15,7 @@ MODEL: dict[str, str | int | float | bool] = {"inputs": 1024, "outputs": 4000}
 NUMEL = 1024 * 4000 + 4000
 CHUNK_VALUES = 4096
 CHUNKS = 2002
-ARRIVED = re.compile(r"the state of round (\d+) is here: (\d+) of (\d+) chunks were, (.*)")
+ARRIVED = re.compile(r"the state of round \d+ is here: (.*), beside ([\d,]+) of ([\d,]+) chunks that were$")
 
 
 def kept_chunks(node: Node) -> int:
@@ -34,8 +34,13 @@ def donated(node: Node) -> tuple[int, int, dict[str, int]]:
     """Of its transfer: how many chunks were here, of how many, and how many bytes came from whom."""
     found = [match for line in node.log.splitlines() if (match := ARRIVED.search(line))]
     assert len(found) == 1, node.log[-2000:]
-    sources = re.findall(r"(\d+) bytes from (\w+)", found[0][4])
-    return int(found[0][2]), int(found[0][3]), {peer: int(size) for size, peer in sources}
+    sources = re.findall(r"([\d,]+) bytes from (\w+)", found[0][1])
+    were, total = map(_number, found[0].groups()[1:])
+    return were, total, {peer: _number(size) for size, peer in sources}
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
+from shoal.collectives.grid import Grid
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import (
     PROPOSE_DOMAIN,
@@ -17,7 +18,6 @@ from shoal.protocol.messages import (
     Message,
     OwnedRange,
     Participant,
-    Plan,
     Prepare,
     Propose,
     Target,
@@ -30,6 +30,7 @@ from tests.node.box_life import Life
 from tests.node.ledger import identity
 from tests.node.simulated_disk import Disks
 from tests.node.swarm_in_a_box import Box, disks
+from tests.round_messages import plan_with, value_with
 
 __all__ = ["disks"]
 
@@ -65,25 +66,20 @@ def test_certificate_of_a_rollback_to_nowhere_ends_no_node(tmp_path: Path, disks
 def invention(box: Box, liar: Life, head: Value) -> Finals:
     """Finals of a plan that nobody was sent, in which its lead weighs a thousand times what the others do."""
     settings, key, peers = liar.engine.member._settings, key_of(box, liar), sorted(box.peers)
-    place, chunks = peers.index(liar.peer), -(-settings.numel // settings.chunk_values)
-    plan = Plan(
-        term=head.next_term,
-        round=head.next_round,
-        base=head.hash,
-        view=0,
-        attempt=0,
-        planner=liar.peer,
-        participants=tuple(
+    grid, place = Grid(settings.numel, settings.chunk_values), peers.index(liar.peer)
+    plan = plan_with(
+        (
             Participant(peer, 1000 if peer == liar.peer else 1, 10**6 if peer == liar.peer else 1000, bytes([7]) * 32)
             for peer in peers
         ),
-        owners=(OwnedRange(place, 0, chunks),),
+        grid,
+        after=head,
+        planner=liar.peer,
+        owners=(OwnedRange(place, 0, grid.chunks),),
         codec=settings.codec,
-        numel=settings.numel,
-        chunk_values=settings.chunk_values,
     )
     final_format = FinalFormat(plan)
-    means = [np.full(final_format.grid.length(chunk), INVENTED, np.float32) for chunk in range(chunks)]
+    means = [np.full(final_format.grid.length(chunk), INVENTED, np.float32) for chunk in range(grid.chunks)]
     return Finals(
         plan=plan, chunks=tuple(final_format.sign(key, chunk, mean, [place]) for chunk, mean in enumerate(means))
     )
@@ -106,18 +102,7 @@ def test_finals_of_a_plan_that_the_settings_forbid_are_signed_by_nobody(tmp_path
         finals = invention(box, liar, head)
         liar.cache.put_finals(finals)
         report = await liar.engine._transition.work_out(finals, 0.1)
-        value = Value(
-            swarm=head.swarm,
-            term=head.next_term,
-            round=head.next_round,
-            base=head.hash,
-            plan=finals.plan.hash,
-            planner=liar.peer,
-            members=tuple(sorted(box.peers)),
-            bitmaps=report.bitmaps,
-            tokens=report.tokens,
-            digest=report.digest,
-        )
+        value = value_with(head, report, liar.peer, box.peers)
         signature = key_of(box, liar).sign(PROPOSE_DOMAIN, step_preimage(0, value.hash))
         proposal = Propose(
             term=value.term, round=value.round, base=value.base, view=0, value=value, signature=signature

@@ -378,6 +378,30 @@ def test_loop_is_heard_where_the_program_has_set_up_no_logging(tmp_path: Path) -
     assert heard == {"": "shoal: said\n", "logging.basicConfig(); ": ""}
 
 
+def test_loop_says_once_that_it_trains_without_a_quorum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        for _ in range(2):
+            await end.train(1, steps=1, contribute=False)
+            await end.expect(Trained)
+        await end.send(Stop())
+
+    with (
+        caplog.at_level(logging.INFO),
+        Ends(tmp_path, daemon),
+        joining(tmp_path, monkeypatch, model, optimizer) as swarm,
+    ):
+        while swarm.step(tokens=1):
+            learn(model, optimizer, 0)
+    said = [record.message for record in caplog.records if "no quorum" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith("no quorum in round 1: training goes on locally until the others are back")
+
+
 def test_a_pause_holds_the_loop_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
     order = []
@@ -477,7 +501,7 @@ def test_a_daemon_that_is_gone_leaves_the_loop_training(
         learn(model, optimizer, 1)
         assert not swarm.step(tokens=1)
         assert not np.array_equal(flat(model), before)
-    assert [r.levelname for r in caplog.records if "training goes on locally" in r.message] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if "is shared: start the script again" in r.message] == ["WARNING"]
 
 
 def test_parameters_that_are_not_finite_are_never_contributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -579,6 +603,33 @@ def test_kept_progress_comes_back_after_a_restart(tmp_path: Path, monkeypatch: p
             locals_.append(flat(model))
             swarm.step(tokens=7)
     assert seen[0][0] == 12
+
+
+def test_a_node_that_knows_its_model_takes_part_without_a_loop_until_one_attaches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of the daemon alone: the anchor of the state is handed to the loop that comes."""
+    model, optimizer = made()
+    layout = FlatParameters(model, frozen=False).layout
+    anchor = np.arange(layout.numel, dtype=np.float32)
+    began = threading.Event()
+
+    async def daemon(end: DaemonEnd) -> None:
+        assert (await end.expect(Detached)).cause == "no training loop has attached"
+        assert end.trainer.layout == layout
+        await end.apply(anchor, 3, fresh=True)
+        began.set()
+        await end.expect(Restarted)
+        await end.train(4, steps=1)
+        assert (await end.contribution())[0].round == 4
+        assert end.trainer.started.device == "cpu"
+
+    with Ends(tmp_path, daemon, known=layout, wait_s=0.01):
+        assert began.wait(10)
+        with joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+            assert (swarm.round, flat(model).tolist()) == (3, anchor.tolist())
+            learn(model, optimizer, 0)
+            swarm.step(tokens=1)
 
 
 def test_a_node_without_a_loop_for_long_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

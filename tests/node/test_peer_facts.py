@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.node.peer_facts import OTHER, SOFTWARE_LIMIT, Outlier, PeerFacts, Reach, State, behind_of, summary_of
+from shoal.node.peer_facts import ABSENT, OTHER, SOFTWARE_LIMIT, Outlier, PeerFacts, Reach, State, behind_of, summary_of
 
 
 def peer(name: str, *, phase: str = "training", reach: Reach = "direct", **more: object) -> PeerFacts:
@@ -16,7 +16,9 @@ def peer(name: str, *, phase: str = "training", reach: Reach = "direct", **more:
     ("phase", "reach", "state", "speed"),
     [
         ("training", "direct", "training", 100.0),
-        ("training", "unlinked", "training", 100.0),
+        ("training", "unlinked", "unreached", 0.0),
+        ("joining", "unlinked", "unreached", 0.0),
+        ("leaving", "unlinked", "left", 0.0),
         ("training", "suspect", "silent", 100.0),
         ("training", "gone", "gone", 0.0),
         ("leaving", "gone", "left", 0.0),
@@ -47,16 +49,17 @@ def test_a_summary_counts_everybody_and_names_the_worst_few() -> None:
             peer("left", reach="gone", phase="leaving", member=False),
         ]
     )
-    assert (found.known, found.alive, found.members, found.following) == (107, 104, 104, 2)
-    assert found.states == {"training": 103, "joining": 1, "left": 1, "silent": 1, "gone": 1}
+    assert (found.known, found.alive, found.members, found.following) == (107, 104, 104, 1)
+    assert found.states == {"training": 102, "joining": 1, "silent": 1, "left": 1, "gone": 1, "unreached": 1}
+    assert sum(number for state, number in found.states.items() if state not in ABSENT) == found.alive
     assert found.reach == {"self": 1, "detour": 100, "direct": 2, "unlinked": 1, "suspect": 1, "gone": 2}
-    assert found.software == {"shoal 1": 104, "shoal 2": 1}, "of those that are here"
-    assert found.tokens_per_s == sum(range(1, 101)) + 50 + 3 * 100
-    assert found.speeds == (11.0, 51.0, 92.0)
+    assert found.software == {"shoal 1": 103, "shoal 2": 1}, "of those that are here"
+    assert found.tokens_per_s == sum(range(1, 101)) + 50 + 2 * 100
+    assert found.speeds == (11.0, 51.0, 91.0)
     assert found.slowest == [Outlier(peer=f"p{place:03}", value=float(place)) for place in range(1, 6)]
-    worst = [("silent", 8), ("late", 6), ("by record", 3)]
+    worst = [("silent", 8), ("late", 6)]
     assert found.most_behind == [Outlier(peer=name, value=rounds) for name, rounds in worst]
-    assert found.behind == 3
+    assert found.behind == 2
 
 
 def test_of_nobody_there_is_a_summary_too() -> None:

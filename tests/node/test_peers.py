@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from shoal.node.control_client import MemberStatus
 from shoal.node.parts import SOFTWARE
-from shoal.node.peer_facts import PeerFacts
+from shoal.node.peer_facts import PeerFacts, behind_of
 from shoal.node.peers import UNKNOWN_PHASE, peer_rows
 from shoal.node.status import _member
 from shoal.protocol.identity import Identity, PeerId
@@ -32,6 +34,7 @@ class Crowd:
         self.machine = MembershipMachine(me=self.me, rng=random.Random(1))
         self.linked: set[PeerId] = set()
         self.members: list[PeerId] = []
+        self.certifies = True
 
     def id(self, name: str) -> PeerId:
         return self.identities[name].peer_id
@@ -77,7 +80,9 @@ class Crowd:
             names=Names(self.claim, limit=8),
         )
         standing = SimpleNamespace(members=self.members, voters=self.members)
-        rounds: Any = SimpleNamespace(standing=lambda: standing, position=(None, 4))
+        rounds: Any = SimpleNamespace(
+            standing=lambda: standing, position=(None, 4), certifying=object() if self.certifies else None
+        )
         return peer_rows(parts, rounds, phase)
 
 
@@ -115,7 +120,7 @@ def test_every_peer_has_a_row_that_says_how_it_is_reached() -> None:
         phase="training",
         reach="direct",
         member=True,
-        round=3,
+        round=4,
         tokens_per_s=7.0,
         sent=9,
         received=5,
@@ -124,6 +129,20 @@ def test_every_peer_has_a_row_that_says_how_it_is_reached() -> None:
     own = of(rows, crowd, "me")
     assert (own.round, own.tokens_per_s, own.software, own.address) == (4, 11.0, SOFTWARE, "/ip4/192.0.2.9")
     assert of(rows, crowd, "lost member").phase == UNKNOWN_PHASE
+
+
+@pytest.mark.parametrize(("certifies", "told"), [(True, [4, 4, 2, 9]), (False, [1, 0, 2, 9])])
+def test_nobody_whom_the_newest_certificate_names_is_behind_it(certifies: bool, told: list[int]) -> None:
+    crowd = Crowd("me", "named", "no record", "other", "ahead")
+    crowd.certifies = certifies
+    crowd.members = [crowd.id(name) for name in ("me", "named", "no record", "ahead")]
+    for name, round in (("named", 1), ("other", 2), ("ahead", 9)):
+        crowd.record(name, round=round)
+    for name in ("named", "no record", "other", "ahead"):
+        crowd.hear(name, linked=True)
+    rows = crowd.rows()
+    assert [of(rows, crowd, name).round for name in ("named", "no record", "other", "ahead")] == told
+    assert (crowd.id("named") in behind_of(rows)) is not certifies
 
 
 def test_rows_have_names_and_no_two_the_same() -> None:

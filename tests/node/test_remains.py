@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
 from shoal.cli.main import execute
-from shoal.node import remains
+from shoal.node import founded, remains
+from shoal.node.founded import Founding, line_of
 from shoal.node.remains import find_remains, others_in, remove_remains
 from shoal.node.state.store import Store
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+
+
+def line_by(key: Identity) -> bytes:
+    return line_of(Founding(node=key.peer_id, authority=key.peer_id, workload="sine:Sine"))
+
+
+OTHERS = line_by(Identity.from_seed(b"o" * 32))
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder of a founder in which its user put two files; the record of what was founded is beside it."""
-    data_dir, record = tmp_path / "data", tmp_path / "founded.jsonl"
+    """A data folder of a founder in which its user put two files; the user's record is of another folder as well."""
+    data_dir, record = tmp_path / "data", tmp_path / "record" / "founded.jsonl"
     with Store(data_dir):
         pass
-    for name, size in (("node.key", 32), ("authority.key", 32), ("state/4.safetensors", 1000), ("events.1.jsonl", 50)):
+    own = line_by(Identity.load_or_create(data_dir / "node.key"))
+    for name, size in (("authority.key", 32), ("state/4.safetensors", 1000), ("events.1.jsonl", 50)):
         (data_dir / name).write_bytes(bytes(size))
     (data_dir / "notes.txt").write_text("mine")
     (data_dir / "node.keys").write_text("mine too")
-    record.write_bytes(bytes(10))
-    monkeypatch.setattr(remains, "record_path", lambda: record)
+    record.parent.mkdir(mode=0o700)
+    record.write_bytes(OTHERS + own)
+    for module in (founded, remains):
+        monkeypatch.setattr(module, "record_path", lambda: record)
     return data_dir
+
+
+def record(folder: Path) -> Path:
+    return folder.parent / "record" / "founded.jsonl"
 
 
 def names(found: list[remains.Remains]) -> set[str]:
@@ -33,21 +51,35 @@ def names(found: list[remains.Remains]) -> set[str]:
 
 
 def test_what_lies_there_is_told_keys_first_with_sizes_and_what_is_of_its_user_apart(folder: Path) -> None:
-    found = find_remains(folder)
-    assert [one.path.name for one in found[:3]] == ["authority.key", "node.key", "state"]
+    found, own = find_remains(folder), record(folder).read_bytes().removeprefix(OTHERS)
+    assert {one.path.name for one in found[:2]} == {"authority.key", "node.key"}
     assert [one.is_key for one in found[:3]] == [True, True, False]
-    assert (found[2].size, found[-1].path.name, found[-1].size) == (1000, "founded.jsonl", 10)
+    assert (found[2].path.name, found[2].size) == ("state", 1000)
+    assert (found[-1].path.name, found[-1].size) == ("founded.jsonl", len(own))
     assert [path.name for path in others_in(folder)] == ["node.keys", "notes.txt"]
 
 
 @pytest.mark.parametrize("keys", [False, True])
 def test_all_of_it_goes_but_what_is_not_shoals_and_keys_that_are_not_meant(folder: Path, keys: bool) -> None:
-    before = find_remains(folder)
+    before, own = find_remains(folder), record(folder).read_bytes().removeprefix(OTHERS)
     removed = remove_remains(folder, keys=keys)
     assert names(removed) == {one.path.name for one in before if keys or not one.is_key}
     left = {path.name for path in folder.iterdir()}
     assert left == {"notes.txt", "node.keys"} | (set() if keys else {"node.key", "authority.key"})
-    assert (folder.parent / "founded.jsonl").exists() is not keys
+    assert record(folder).read_bytes() == OTHERS + (b"" if keys else own), "others' are not its own"
+
+
+def test_record_of_what_was_founded_goes_with_its_last_line_and_so_does_its_folder(folder: Path) -> None:
+    record(folder).write_bytes(record(folder).read_bytes().removeprefix(OTHERS))
+    remove_remains(folder, keys=True)
+    assert not record(folder).parent.exists()
+
+
+def test_record_that_says_nothing_of_the_node_is_not_named(folder: Path) -> None:
+    record(folder).write_bytes(OTHERS)
+    assert "founded.jsonl" not in names(find_remains(folder))
+    remove_remains(folder, keys=True)
+    assert record(folder).read_bytes() == OTHERS
 
 
 def test_a_folder_in_which_nothing_is_left_goes_too_and_what_a_link_points_to_stays(
@@ -75,7 +107,7 @@ def test_command_tells_what_it_would_remove_and_what_stays(folder: Path, capsys:
     where = ["--data-dir", str(folder)]
     assert execute(["uninstall", *where]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[0] == f"here: {folder / 'authority.key'}, 32 B: the authority's key: there is no other"
+    assert f"here: {folder / 'authority.key'}, 32 B: the authority's key: there is no other" in told[:2]
     assert f"not Shoal's, and stays: {folder / 'notes.txt'}" in told
     assert told[-2] == f"remove it: `shoal uninstall --remove --data-dir {folder}`, with --keys the keys too"
     assert told[-1].startswith("the program goes with `")
@@ -83,11 +115,37 @@ def test_command_tells_what_it_would_remove_and_what_stays(folder: Path, capsys:
     assert execute(["uninstall", "--remove", *where]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "removed 1.1 kB"
-    assert f"stays: {folder / 'node.key'}, 32 B: this node's identity" in told
+    assert f"stays: {folder / 'authority.key'}, 32 B: the authority's key: there is no other" in told
     assert execute(["uninstall", "--keys", *where]) == 2
     assert capsys.readouterr().err == (
         "shoal: --keys is of use with --remove only: `shoal uninstall --remove --keys`\n"
     )
+
+
+def test_what_was_set_up_beside_it_is_told_with_what_removes_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    unit = tmp_path / "home/.config/systemd/user/shoal.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    assert execute(["uninstall", "--data-dir", str(folder)]) == 0
+    removal = f"systemctl --user disable --now shoal && rm {unit}"
+    assert f"set up beside it, and stays: {unit}; remove it: `{removal}`" in capsys.readouterr().out.splitlines()
+    assert unit.exists()
+
+
+@pytest.mark.parametrize("has_lab", [True, False])
+@pytest.mark.parametrize("base", [sys.prefix, "/usr"])
+def test_what_removes_the_program_is_what_is_there(monkeypatch: pytest.MonkeyPatch, has_lab: bool, base: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "shoal.lab" and not has_lab else found(name)
+    )
+    monkeypatch.setattr(sys, "base_prefix", base)
+    told = remains.removal_of_program()
+    assert told.startswith(f"`{sys.executable} -m pip uninstall shoal{' shoal-lab' if has_lab else ''}`")
+    assert (f"`rm -r {sys.prefix}`" in told) is (base != sys.prefix)
 
 
 def test_command_where_there_is_nothing_says_so(

@@ -38,7 +38,7 @@ def test_five_nodes_take_turns_at_two_seats_with_one_killed_and_started_again(tm
         turns = {node.peer_id: node.ask("status")["turn_in_rounds"] for node in swarm.nodes}
         assert set(turns.values()) <= {0, 1, 2}
         told = shoal("status", "--data-dir", str(first.folder)).stdout
-        assert "seat       has a seat in this round" in told or "seat       follows, its turn in about" in told
+        assert "seat       has a seat in this round" in told or "seat       waits for its seat, about" in told
         first.certified(4)
         killed.kill()
         first.certified(6)

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
+from shoal.node.outcome import TakesPart
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state import store as store_module
 from shoal.node.training.trainer_messages import Command, Restore
@@ -322,6 +323,8 @@ def test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_n
     assert not in_plan(box, came, box.peers[joiner])
     assert in_plan(box, came + 1, box.peers[joiner])
     assert contributed[0] == came + 1
+    told = [one for one in box.node(joiner).told if isinstance(one, TakesPart)]
+    assert [one.counts_from for one in told if one.round in (came, came + 1)] == [came + 1, came + 1], told
 
 
 @pytest.mark.parametrize("seed", range(3))

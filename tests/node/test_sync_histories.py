@@ -19,14 +19,14 @@ from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import OuterSettings, advance
-from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, frozen, header_of
 from shoal.node.state.contributions import Contributions
 from shoal.node.training.accounts import Accounts
 from shoal.node.training.trainer_messages import SyncSettings
-from shoal.protocol.messages import Participant, Plan, Term
+from shoal.protocol.messages import Participant, Term
 from tests.node.ledger import identity
 from tests.node.one_vector import OneVector
+from tests.round_messages import plan_with
 
 F64 = npt.NDArray[np.float64]
 
@@ -235,19 +235,7 @@ def reduce(contributed: Sequence[Node], round: int, base: bytes, grid: Grid, chu
         for node, one in zip(contributed, made, strict=True)
         if one is not None
     ]
-    plan = Plan(
-        term=Term(),
-        round=round,
-        base=base,
-        view=0,
-        attempt=0,
-        planner=participants[0].peer,
-        participants=tuple(participants),
-        owners=deal([(0, 0)] * len(participants), grid.chunks),
-        codec="fp32",
-        numel=grid.numel,
-        chunk_values=grid.chunk_values,
-    )
+    plan = plan_with(participants, grid, round=round, base=base, codec="fp32")
     final_format, finals = FinalFormat(plan), []
     for place, chunk in enumerate(chunks):
         here = slice(*grid.span(place))

@@ -6,14 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
-import trio
 
 from shoal.node import only_when
 from shoal.node.machine_readings import Machine, is_on_mains, since_input_s
 from shoal.node.only_when import LOOK_S, OnlyWhen
 from shoal.node.when import BUSY_S, BUSY_SHARE, IDLE_S, WHENS_LIMIT, Rule, check_whens, parse_when
 from shoal.protocol.errors import ConfigError
-from tests.waiting import until
+from tests.waiting import running, until
 
 IN_USE, ON_BATTERY = "the machine is in use", "the machine is on its battery"
 
@@ -113,15 +112,13 @@ async def test_node_is_told_once_for_each_change_and_before_it_starts(monkeypatc
     machine, told = Reading(), list[str]()
     machine.mains = False
     service = OnlyWhen(rule(machine, "mains"), told.append)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(service.run)
+    async with running(service):
         assert told == [ON_BATTERY]
         for mains, expected in [(False, 1), (True, 2), (True, 2), (False, 3)]:
             machine.mains = mains
             enough = len(machine.asked) + 3
             await until(lambda enough=enough: len(machine.asked) >= enough)  # type: ignore[misc]
             assert len(told) == expected
-        nursery.cancel_scope.cancel()
     assert told == [ON_BATTERY, "", ON_BATTERY]
 
 

@@ -84,6 +84,13 @@ def test_missing_option_is_named(own_module: str) -> None:
     assert "'size'" in complaint(f"{own_module}:Own")
 
 
+def test_syntax_error_is_to_be_corrected(own_module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shoal_test_misspelt.py").write_text("class Own\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = complaint("shoal_test_misspelt:Own")
+    assert "cannot be imported: SyntaxError: expected ':' (shoal_test_misspelt.py, line 1); correct it" in text
+
+
 def test_import_error_carries_its_cause(own_module: str) -> None:
     text = complaint("shoal_test_broken:Own")
     assert "cannot be imported: ModuleNotFoundError: No module named 'no_such_module_anywhere'" in text

@@ -12,6 +12,7 @@ from types import ModuleType
 import msgspec
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.main import get_command
 
 from shoal.cli.commands import app
@@ -19,6 +20,7 @@ from shoal.lab import bounds_page
 from shoal.lab.source import texts
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.training.trainer_messages import Assignment
+from shoal.node.workloads.text import TextWorkload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.wire import SwarmId
@@ -87,6 +89,24 @@ def test_workload_of_the_documents_learns(monkeypatch: pytest.MonkeyPatch) -> No
         optimizer.step()
     with torch.no_grad():
         assert workload.evaluate(model) < before / 5
+
+
+def test_exported_text_model_of_the_documents_says_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = [block for block in blocks("workloads.md") if "TextWorkload" in block]
+    torch.manual_seed(1)
+    trained = TextWorkload(width=64, layers=2, context=64).build()
+    with torch.no_grad():
+        trained.get_parameter("head.weight").normal_()
+        expected = trained(torch.tensor([list(b"The ")]))[0, -1].softmax(-1)
+    (tmp_path / "model").mkdir()
+    save_file(dict(trained.state_dict()), tmp_path / "model" / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    ran = module_of(code, "load_text", monkeypatch)
+    assert torch.equal(ran.next_byte, expected)
+    assert capsys.readouterr().out == f"{ran.said}\n"
+    assert len(ran.said.encode(errors="replace")) >= 60, "what the context has room for"
 
 
 def test_task_of_the_documents_is_made_again_and_scored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -20,11 +21,14 @@ from shoal.cli.commands import app
 from shoal.cli.main import INTERRUPTED, WRONG_USAGE
 from shoal.node.doctor import FILES_ASKED
 from shoal.protocol.key_file import PASSPHRASE_VARIABLE
+from shoal.testnet.links.namespaces import network
+from tests.node.lab import eventually, shoal
+from tests.testnet.links_lab import needs_namespaces
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "public-swarm.md").read_text(encoding="utf-8")
 INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT"}
-
+ROUNDS = 2
 
 UNIT, USER_UNIT, CONTAINER, SCRIPT = "shoal.service", "shoal-user.service", "Dockerfile", "shoal.slurm"
 
@@ -100,6 +104,43 @@ def test_unit_does_not_repeat_what_only_its_user_can_cure(unit: str) -> None:
     assert int(settings["RestartSec"][0]) >= 5
     assert settings["LimitNOFILE"] == [str(FILES_ASKED)]
     assert f"\n#Environment={PASSPHRASE_VARIABLE}=" in deployed(unit)
+
+
+@pytest.mark.long
+@needs_namespaces
+@pytest.mark.parametrize("unit", [UNIT, USER_UNIT])
+def test_line_of_the_unit_runs_a_node_that_ends_as_the_unit_says(tmp_path: Path, unit: str) -> None:
+    """In a network of its own, since its ports may be taken here, and in folders in place of the system's."""
+    settings, home = service(unit), tmp_path / "home"
+    here = {"%h": home, "/etc/shoal": tmp_path / "etc", "/var/lib/shoal": home}
+    (line,), variables = settings["ExecStart"], "\n".join(settings.get("Environment", [f"HOME={home}"]))
+    for place, path in here.items():
+        line, variables = line.replace(place, str(path)), variables.replace(place, str(path))
+    words = shlex.split(line)[1:]
+    manifest = Path(words[1])
+    data = Path(words[words.index("--data-dir") + 1]) if "--data-dir" in words else home / ".local/share/shoal"
+    manifest.parent.mkdir(parents=True)
+    founded = shoal("init", "--workload", "regression", "--data-dir", str(data), "-o", str(manifest))
+    assert founded.returncode == 0, founded.stderr
+    with network(1) as net, (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*net.place(0).enter, sys.executable, "-m", "shoal.cli.main", *words],
+            env={"PATH": os.environ["PATH"], **dict(one.split("=", 1) for one in variables.splitlines())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+        )
+        try:
+            events = data / "events.jsonl"
+            eventually(lambda: events.is_file() and events.read_text().count('"certified"') >= ROUNDS, "some rounds")
+            process.send_signal(getattr(signal, settings["KillSignal"][0]))
+            ended = process.wait(int(settings["TimeoutStopSec"][0]))
+        finally:
+            process.kill()
+            process.wait()
+    assert str(ended) in {"0", *settings["SuccessExitStatus"]}
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert {record["level"] for record in told} <= {"info", "warning"}
 
 
 def test_steps_make_what_the_unit_names() -> None:

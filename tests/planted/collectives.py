@@ -6,6 +6,24 @@ from tests.planted.bugs import Bug, bug
 
 COLLECTIVES: tuple[Bug, ...] = (
     bug(
+        "places of changes reach beyond the chunk",
+        "tests/collectives/test_policy_image.py::test_bytes_that_no_encoder_writes_are_refused",
+        "if places[-1] >= n or steps.max() >= 1 << 16:",
+        "if steps.max() >= 1 << 16:",
+    ),
+    bug(
+        "an image is rounded towards zero",
+        "tests/collectives/test_policy_image.py::test_images_are_bf16_to_nearest_even",
+        "rounded += np.uint32(0x7FFF)",
+        "rounded &= np.uint32(0)",
+    ),
+    bug(
+        "a state's digest leaves its image out",
+        "tests/collectives/test_state.py::test_digest_of_an_imaged_state_covers_its_image",
+        'return domain_hash("imaged state", canonical([*preimage, image]))',
+        'return domain_hash("imaged state", canonical(preimage))',
+    ),
+    bug(
         "buffers travel in the codec of the parameters",
         "tests/collectives/test_buffers.py::test_reduction_averages_buffers_in_fp32_under_every_codec",
         """

@@ -105,7 +105,7 @@ MEMBER: tuple[Bug, ...] = (
         "a newcomer counts in its first round",
         "return TRAINING if self._me in self._recent_members() else JOINER",
         "return TRAINING",
-        "weightless=candidates.keys() - returners,",
+        "weightless=candidates.keys() - weighty,",
         "weightless=(),",
     ),
     simulated(

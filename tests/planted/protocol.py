@@ -6,6 +6,18 @@ from tests.planted.bugs import Bug, bug
 
 PROTOCOL: tuple[Bug, ...] = (
     bug(
+        "a newcomer waits for members that are all paused",
+        "tests/protocol/test_joining.py::test_joiner_contributes_where_all_members_are_paused_and_they_all_vote",
+        "return self.returners if trains else candidates.keys()",
+        "return self.returners",
+    ),
+    bug(
+        "a newcomer's contribution counts beside a member's",
+        "tests/protocol/test_joining.py::test_newcomers_contribution_counts_only_where_no_member_trains",
+        "return self.returners if trains else candidates.keys()",
+        "return candidates.keys()",
+    ),
+    bug(
         "an entry is taken whose predecessor is not here",
         "tests/protocol/test_catching_up.py"
         "::test_parent_that_lies_costs_a_follower_a_wait_elsewhere_and_nothing_of_it_stays",
@@ -93,7 +105,7 @@ PROTOCOL: tuple[Bug, ...] = (
         "a joiner that weighs in its first round",
         "tests/node/test_swarm_in_a_box.py"
         "::test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_next",
-        "weightless=candidates.keys() - returners,",
+        "weightless=candidates.keys() - weighty,",
         "weightless=(),",
         "if self._me in self._recent_members() else JOINER",
         "if True else JOINER",

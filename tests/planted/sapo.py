@@ -6,6 +6,13 @@ from tests.planted.bugs import Bug, bug
 
 SAPO: tuple[Bug, ...] = (
     bug(
+        "a process that scores outlives its node",
+        "tests/node/sapo/test_sandbox.py"
+        "::test_sandbox_ends_with_the_process_that_started_it_while_a_family_never_answers",
+        "_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)",
+        "pass",
+    ),
+    bug(
         "a group that is pulled again and again lets its sampler make more each time",
         "tests/protocol/test_offer_pace.py::test_one_group_is_taken_once_whoever_pulls_it",
         """

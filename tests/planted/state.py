@@ -14,6 +14,60 @@ STATE: tuple[Bug, ...] = (
         '                logger.warning("replaying round %d led to another digest than the certified one", round)\n',
     ),
     bug(
+        "a chunk of an image is not checked",
+        "tests/node/state/test_image_exchange.py::test_what_leads_to_another_image_is_not_taken",
+        "if chunk_hash(image.data) != self.header.chunk_hash(chunk):",
+        "if False:",
+    ),
+    bug(
+        "an image's header has any digest",
+        "tests/node/state/test_image_exchange.py::test_answer_that_does_not_hold_is_left_and_so_is_who_gave_it",
+        "if header.digest != request.certified:",
+        "if False:",
+    ),
+    bug(
+        "changes are asked for since another state than is here",
+        "tests/node/state/test_image_exchange.py::test_changes_are_asked_for_since_the_state_that_is_here_and_no_other",
+        "return held if self._cache.digest(held) == request.before else None",
+        "return held",
+    ),
+    bug(
+        "changes may be of any length",
+        "tests/node/state/test_image_exchange.py::test_answer_that_does_not_hold_is_left_and_so_is_who_gave_it",
+        "0 < size <= changes_limit_bytes(grid.length(chunk))",
+        "0 < size",
+    ),
+    bug(
+        "the dearest way to a policy is taken",
+        "tests/node/state/test_image_exchange.py::test_the_cheapest_of_changes_finals_and_the_whole_is_taken",
+        "min(last, whole)",
+        "max(last, whole)",
+    ),
+    bug(
+        "an image on disk is believed whose state nobody certified",
+        "tests/node/state/test_policy_images.py::test_a_file_that_is_not_the_certified_image_is_none",
+        "if image.header.digest == certified(image.round):",
+        "if True:",
+    ),
+    bug(
+        "a damaged image on disk is believed",
+        "tests/node/state/test_policy_images.py::test_a_file_that_is_not_the_certified_image_is_none",
+        'raise ValueError("a chunk of it has changed")',
+        "pass",
+    ),
+    bug(
+        "an image is given to who is not linked",
+        "tests/node/state/test_image_exchange.py::test_who_is_not_linked_is_told_nothing",
+        """
+        if stream.peer not in self._linked():
+            raise RemoteError("wants an image without having been admitted", peer=stream.peer)
+        """,
+        """
+        if False:
+            raise RemoteError("wants an image without having been admitted", peer=stream.peer)
+        """,
+    ),
+    bug(
         "an excluded contribution's buffers come again",
         "tests/node/state/test_contributions.py::test_nothing_of_buffers_comes_again",
         """
@@ -146,8 +200,8 @@ STATE: tuple[Bug, ...] = (
     bug(
         "one state less is served than is kept",
         "tests/node/state/test_states.py::test_lookup_serves_the_last_states_and_forgets_older_ones",
-        "older = list(self._states)[:-STATES_KEPT]",
-        "older = list(self._states)[:1-STATES_KEPT]",
+        "older = list(self._states)[: max(0, len(self._states) - kept)]",
+        "older = list(self._states)[: max(0, len(self._states) - kept + 1)]",
     ),
     bug(
         "a state under the name of another round is taken",
@@ -426,5 +480,117 @@ STATE: tuple[Bug, ...] = (
         "::test_whom_a_value_did_not_count_needs_no_finals_to_carry_all_of_its_work_on",
         "return bool(named) and self._sender not in named",
         "return False",
+    ),
+    bug(
+        "finals are kept on disk for as many rounds, whatever they take",
+        "tests/node/state/test_states.py::test_finals_on_disk_are_bounded_in_bytes",
+        "if count >= FINALS_KEPT or (count >= FINALS_MIN and size > limit):",
+        "if count >= FINALS_KEPT:",
+    ),
+    bug(
+        "finals that are gone from disk stay mapped, and so keep their room",
+        "tests/node/state/test_states.py::test_finals_on_disk_are_bounded_in_bytes",
+        "self._finals.pop(plan_hash, None)",
+        "pass",
+    ),
+    bug(
+        "the last good state makes room for the next before that is whole",
+        "tests/node/state/test_states.py"
+        "::test_others_make_room_for_a_state_that_is_saved_but_never_the_one_that_is_good",
+        "[round for round in there if round != good]",
+        "there",
+    ),
+    bug(
+        "states make room for the next though none of them is known to be good",
+        "tests/node/state/test_states.py"
+        "::test_others_make_room_for_a_state_that_is_saved_but_never_the_one_that_is_good",
+        "if good and good in there else",
+        "if good else",
+    ),
+    bug(
+        "a round of whose files one is there counts as written",
+        "tests/node/state/test_resumption.py::test_files_of_a_round_stay_until_those_of_a_later_one_are_whole",
+        "return [pair for pair in files if pair.trainer.exists()]",
+        "return files",
+    ),
+    bug(
+        "files that a checkpoint is made of go before it is",
+        "tests/node/state/test_resumption.py::test_a_round_that_a_checkpoint_wants_stays_beside_the_next",
+        "kept = {*whole[:1], *(position for position in whole[1:2] if self._always(position[1]))}",
+        "kept = {*whole[:1]}",
+    ),
+    bug(
+        "a file that is made in place has its name before it is synced",
+        "tests/node/state/test_tensor_files.py::test_nothing_has_the_files_name_before_all_of_it_is_synced",
+        """
+        self._memory.sync(SYNC_BYTES)
+        self._partial.replace(self._path)
+        """,
+        """
+        self._partial.replace(self._path)
+        self._memory.sync(SYNC_BYTES)
+        """,
+    ),
+    bug(
+        "a file that is made in place is named without syncing its folder",
+        "tests/node/state/test_tensor_files.py::test_nothing_has_the_files_name_before_all_of_it_is_synced",
+        """
+        self._memory.sync(SYNC_BYTES)
+        self._partial.replace(self._path)
+        sync_folder(self._path.parent)
+        """,
+        """
+        self._memory.sync(SYNC_BYTES)
+        self._partial.replace(self._path)
+        """,
+    ),
+    bug(
+        "of a file that is mapped only the first piece is synced",
+        "tests/node/state/test_tensor_files.py::test_every_piece_is_synced_and_each_once",
+        "for begin in range(0, len(self.data), piece_bytes):",
+        "for begin in range(0, 1, piece_bytes):",
+    ),
+    bug(
+        "a piece that begins with zeros is left out",
+        "tests/node/state/test_store.py::test_whole_pieces_of_zeros_take_no_room_and_read_as_they_were",
+        """bytes(piece[:PAGE_BYTES]).strip(b"\\0") or bytes(piece).strip(b"\\0"):""",
+        """bytes(piece[:PAGE_BYTES]).strip(b"\\0"):""",
+    ),
+    bug(
+        "what a node alone knew goes with the newest checkpoint as well",
+        "tests/node/state/test_checkpoints.py::test_what_one_node_alone_knew_is_in_the_newest_only",
+        "if older != target:",
+        "if older:",
+    ),
+    bug(
+        "a state that is saved is held on to for as long as the saver rests",
+        "tests/node/state/test_state_saver.py::test_a_state_that_is_saved_is_not_held_on_to",
+        """
+        await self.save_now(state)
+        return trio.current_time() - began
+        """,
+        """
+        await self.save_now(state)
+        self._last = state
+        return trio.current_time() - began
+        """,
+    ),
+    bug(
+        "a state is held on to until the next checkpoint",
+        "tests/node/state/test_checkpoints.py::test_a_state_whose_checkpoint_is_made_is_not_held_on_to",
+        """
+        self._due = None
+        if self._p.chain.standing.round < due.state.round:
+        """,
+        """
+        self._due, self._last = None, due
+        if self._p.chain.standing.round < due.state.round:
+        """,
+    ),
+    bug(
+        "the file for the next snapshot is not used",
+        "tests/node/training/test_inner_state.py::test_next_copy_goes_to_a_file_that_was_made_while_training_went_on",
+        "made = TensorsInPlace(path, places, metadata, spare=spare)",
+        "made = TensorsInPlace(path, places, metadata)",
     ),
 )

@@ -11,6 +11,12 @@ RANKS = (
 
 TRAINING: tuple[Bug, ...] = (
     bug(
+        "a node that knows its model waits for a loop for ever",
+        "tests/node/test_own_loop.py::test_a_node_that_knows_its_model_takes_part_without_a_loop_until_one_attaches",
+        "elif not self._announced:",
+        "elif not known:",
+    ),
+    bug(
         "ranks exchange the rows that they hand over",
         RANKS,
         "begin = start + (offset[0] * prod(parameter.shape[1:]) if shape else 0)",
@@ -326,11 +332,15 @@ TRAINING: tuple[Bug, ...] = (
         "tests/node/loops/test_attendance.py"
         "::test_a_node_whose_user_wants_it_to_train_at_times_waits_whatever_else_ends_and_says_why",
         """
-        self._paused = paused
+        if changed:
+            goes_on = f"resumed, and training waits: {self.why}" if self.why else "training goes on"
+            self._on_progress(Notice(text="training pauses: its user said so" if paused else goes_on))
         self._put(SetPaused(bool(self.why)))
         """,
         """
-        self._paused = paused
+        if changed:
+            goes_on = f"resumed, and training waits: {self.why}" if self.why else "training goes on"
+            self._on_progress(Notice(text="training pauses: its user said so" if paused else goes_on))
         self._put(SetPaused(paused or self._away))
         """,
     ),

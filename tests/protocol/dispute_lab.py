@@ -257,7 +257,7 @@ class Table:
         return self.comes_through(sender, seat.me, seat.plan) and self._sends(sender, seat.me, final=final)
 
     def _remaining(self, seat: Seat) -> set[PeerId]:
-        return set(seat.plan.remaining()) - {seat.me}
+        return set(seat.plan.remaining) - {seat.me}
 
     def _has_final(self, seat: Seat) -> bool:
         return self._remaining(seat) <= seat.contributed

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from shoal.lab.quorum_rule import outweighs
 from shoal.lab.signed import leave_of, signed_report
 from shoal.protocol import amending as amending_module
 from shoal.protocol import certificate as certificate_module
@@ -55,6 +56,7 @@ from shoal.protocol.messages import (
     Vote,
     domain_hash,
 )
+from tests.round_messages import value_with
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -128,7 +130,7 @@ def value_of(
 ) -> Value:
     """The value that `planner` would propose for `plan`. signing: whose proofs of leaves and joining are in it."""
     report = honest_report(previous, plan)
-    value = _value_of(previous, report, planner, members, leaves)
+    value = value_with(previous, report, planner, members, leaves=tuple(sorted(leaves)))
     keys = {identity.peer_id: identity for identity in signing}
     new = [peer for peer in value.members if peer not in previous.members]
     return msgspec.structs.replace(
@@ -136,38 +138,6 @@ def value_of(
         leave_signatures=tuple(leave_of(keys[peer], previous).signature for peer in value.leaves if keys)
         or msgspec.UNSET,
         report_signatures=tuple(signed_report(keys[peer], report).signature for peer in new if keys) or msgspec.UNSET,
-    )
-
-
-def _value_of(
-    previous: Value,
-    report: Report,
-    planner: PeerId,
-    members: Iterable[PeerId] | None,
-    leaves: Iterable[PeerId],
-) -> Value:
-    plan = report.plan
-    return Value(
-        swarm=previous.swarm,
-        term=previous.next_term,
-        round=previous.next_round,
-        base=previous.hash,
-        plan=plan,
-        planner=planner,
-        members=tuple(sorted(previous.members if members is None else members)),
-        leaves=tuple(sorted(leaves)),
-        bitmaps=report.bitmaps,
-        tokens=report.tokens,
-        digest=report.digest,
-    )
-
-
-def outweighs(previous: Value, supporters: Collection[PeerId], leaves: Collection[PeerId] = ()) -> bool:
-    """The quorum rule in other words than the code's: more than half, or exactly half with the last planner."""
-    electorate = set(previous.members) - set(leaves)
-    inside = electorate & set(supporters)
-    return 2 * len(inside) > len(electorate) or (
-        len(inside) > 0 and 2 * len(inside) == len(electorate) and previous.planner in inside
     )
 
 

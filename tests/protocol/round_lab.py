@@ -71,10 +71,10 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from shoal.protocol.peering import ChainPart
-from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.round import RoundMachine
 from tests.protocol.lab import SWARM, Ledger, paper_identities
 from tests.protocol.round_node import Node, Whole, chunk_result, report_on
+from tests.round_messages import ready_with
 
 TICK_S = 0.1
 LATENCY_S = (0.002, 0.03)
@@ -363,19 +363,13 @@ class RoundLab:
 
     def _contribution(self, node: Node) -> Ready:
         """What the node announces once it has trained."""
-        head = node.chain.head
-        return Ready(
-            term=head.next_term,
-            round=head.next_round,
-            base=head.hash,
-            role=CONTRIBUTOR,
+        return ready_with(
+            node.chain.head,
+            self._root(node),
             state=node.digest,
-            root=self._root(node),
-            squares=(),
             tokens=100 + node.number,
             upload=1000,
             download=1000,
-            reaches=(),
         )
 
     def _root(self, node: Node) -> bytes:
@@ -418,11 +412,11 @@ class RoundLab:
         if plan is None or self.now - node.reducing_since < self._stall_s:
             return None
         node.reducing_since = self.now
-        absent = frozenset(p for p in plan.remaining() if not self._takes_part(self.number(p), node.number, plan))
+        absent = frozenset(p for p in plan.remaining if not self._takes_part(self.number(p), node.number, plan))
         return (absent, frozenset()) if absent else None
 
     def _whole(self, plan: Plan) -> bool:
-        numbers = [self.number(peer) for peer in plan.remaining()]
+        numbers = [self.number(peer) for peer in plan.remaining]
         return all(self._takes_part(n, numbers[0], plan) for n in numbers)
 
     def _reduce(self, number: int, effect: StartReduce | Repair) -> None:
@@ -437,7 +431,7 @@ class RoundLab:
         """The last chunk is summed, if everyone stayed."""
         if not self._whole(plan):
             return
-        for peer in plan.remaining():
+        for peer in plan.remaining:
             node = self.nodes[self.number(peer)]
             if plan.hash not in node.finals:
                 self.after(self.rng.uniform(0, 0.05), partial(self._reduced, node, node.life, Whole(plan)))

@@ -14,9 +14,9 @@ from shoal.protocol.messages import (
     Stalled,
     domain_hash,
 )
-from shoal.protocol.planning import CONTRIBUTOR
 from shoal.protocol.round import Phase, RoundMachine
 from tests.protocol.round_lab import BREAK_SEEN_S, LATENCY_S, TICK_S, RoundLab
+from tests.round_messages import ready_with
 
 TRAIN_S = 1.2
 REDUCE_S = 1.0
@@ -37,18 +37,12 @@ def machines_of(count: int) -> tuple[RoundLab, list[RoundMachine]]:
 
 
 def contribution(machine: RoundMachine, **changes: object) -> Ready:
-    ready = Ready(
-        term=machine.previous.term,
-        round=machine.round,
-        base=machine.previous.hash,
-        role=CONTRIBUTOR,
-        state=machine.previous.digest,
-        root=domain_hash("root", machine.me.encode()),
-        squares=(),
+    ready = ready_with(
+        machine.previous,
+        domain_hash("root", machine.me.encode()),
         tokens=10,
         upload=1,
         download=1,
-        reaches=(),
         life=machine.life,
     )
     return msgspec.structs.replace(ready, **changes)

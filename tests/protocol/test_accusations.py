@@ -19,6 +19,7 @@ from shoal.protocol.messages import (
     domain_hash,
 )
 from tests.protocol.lab import paper_identities
+from tests.round_messages import plan_with
 
 PEERS = [identity.peer_id for identity in paper_identities(6)]
 ALIVE = frozenset(PEERS)
@@ -28,19 +29,10 @@ Said = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def plan_of(count: int, *, evicted: tuple[int, ...] = (), relays: tuple[Relay, ...] = ()) -> Plan:
-    return Plan(
-        term=Term(),
-        round=1,
-        base=NO_HASH,
-        view=0,
-        attempt=0,
-        planner=PEERS[0],
-        participants=tuple(Participant(peer, 1, 1, NO_HASH) for peer in PEERS[:count]),
+    return plan_with(
+        (Participant(peer, 1, 1, NO_HASH) for peer in PEERS[:count]),
         owners=(OwnedRange(0, 0, 1),),
         evicted=tuple(PEERS[n] for n in evicted),
-        codec="fp32",
-        numel=1,
-        chunk_values=1,
         origin=bytes(range(32)) if evicted else NO_HASH,
         relays=relays,
     )

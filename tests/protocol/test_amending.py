@@ -20,6 +20,7 @@ from shoal.protocol.amending import (
     make_amend_consent,
     make_amendment,
     parse_settings,
+    settings_back,
     settings_of,
     sign_amendment,
     stands_on,
@@ -30,7 +31,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Wanted
-from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import (
     NO_HASH,
     Amended,
@@ -505,3 +506,20 @@ def test_kills_and_losses_leave_one_value_a_round_whoever_would_amend_what(seed:
         lab.run_for(rng.uniform(0.1, 2))
     reach(lab, max(node.height for node in lab.nodes) + 2)
     assert amendments(lab)
+
+
+def test_step_back_says_which_settings_go_back_with_it() -> None:
+    manifest = validate_manifest(back_tables(100), source="the test's manifest")
+    other = validate_manifest(back_tables(30), source="the test's manifest")
+    first, amended = InForce(manifest, bytes(32)), InForce(other, bytes(32))
+    assert settings_back(amended, first) == "; settings go back with it: sync.inner_steps = 100"
+    assert settings_back(first, first) == settings_back(None, first) == settings_back(amended, None) == ""
+
+
+def back_tables(inner_steps: int) -> dict[str, object]:
+    peer = Identity.from_seed(bytes(32)).peer_id
+    return {
+        "swarm": {"name": "x", "founders": [peer], "authority": peer},
+        "workload": {"name": "text"},
+        "sync": {"strategy": "diloco", "inner_steps": inner_steps},
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,7 @@ from shoal.protocol.errands import (
     Replay,
     Request,
     TakeEntries,
+    TakeImage,
 )
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.followers import AGAIN_S, AWAITED_LIMIT
@@ -83,6 +84,8 @@ class Here:
     peers: Collection[PeerId] = (ONE, TWO, THREE)
     donors: Collection[PeerId] = ()
     is_follower: bool = False
+    takes_images: bool = False
+    images: Iterator[At | None] = field(default_factory=lambda: iter(()))
     replayed_rounds: int = LIMIT
     has: dict[PeerId, set[int]] = field(default_factory=dict)
     begun: list[tuple[int, bytes]] = field(default_factory=list)
@@ -139,6 +142,8 @@ class Here:
         if isinstance(request, Replay):
             reached = min(request.chain.standing.round, self.replays_to)
             return At(reached) if reached > request.state.round else request.state
+        if isinstance(request, TakeImage):
+            return next(self.images, None)
         if isinstance(request, KeepEarlier):
             return self.chain.digest(request.state.round)
         if isinstance(request, AskEntries | AwaitEntries):
@@ -382,6 +387,17 @@ def test_an_attempt_that_brought_nothing_is_made_again_after_a_while_and_one_tha
     assert here.catching_up.due(here.now, in_round=False) is not None
 
 
+def test_user_is_told_once_of_a_state_that_nobody_has_and_again_of_another(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    here = Here(3)
+    for _ in range(3):
+        here.come()
+        here.now += RETRY_S
+    here.ledger.certify()
+    here.come()
+    assert caplog.messages == ["no peer has the state of round 3", "no peer has the state of round 4"]
+
+
 def test_rounds_that_go_on_meanwhile_are_followed_if_it_took_long() -> None:
     for takes_s, follows in ((0.0, False), (PURSUE_AFTER_S, True)):
         here = Here(3, has={ONE: {3}}, takes_s=takes_s, donors=[TWO], me=identity(1).peer_id)  # a member
@@ -468,6 +484,48 @@ def test_an_earlier_state_is_of_its_round_or_none() -> None:
     assert here.carry_out(here.catching_up.earlier(target, NO_HASH)) == StateHeld(target, here.chain.digest(3))
     here.has, here.replays_to = {TWO: {2}}, 2
     assert here.carry_out(here.catching_up.earlier(target, NO_HASH)) == StateHeld(target, None)
+
+
+# -- an image in place of a state ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("held", "image", "asked"),
+    [
+        (At(7), [At(8)], [TakeImage]),
+        (None, [At(8)], [TakeImage]),
+        (At(7), [None], [TakeImage, Replay]),
+        (At(7), [None, At(8)], [TakeImage, Replay, FindBegun, AskHolders, TakeImage]),
+    ],
+)
+def test_image_is_taken_in_place_of_a_state_if_it_is_cheapest_or_nothing_else_is_to_be_had(
+    held: At | None, image: list[At | None], asked: list[type]
+) -> None:
+    images = iter(image)
+    here = Here(8, held=held, takes_images=True, images=images, replays_to=7 if len(image) > 1 else 8)
+    assert here.come().state == At(8)
+    assert [kind for kind in here.kinds() if kind in {*asked, FetchState}] == asked
+    taken = here.every(TakeImage)
+    assert [one.cheapest for one in taken] == [True, False][: len(taken)]
+    for one in taken:
+        assert (one.certified, one.before) == (here.chain.digest(8), here.chain.digest(7))
+        assert (one.value, one.held) == (here.chain.value(8), held)
+
+
+def test_state_that_nobody_certified_has_no_image_and_who_takes_part_wants_none() -> None:
+    assert TakeImage not in _kinds_of(Here(0, takes_images=True))
+    assert TakeImage not in _kinds_of(Here(8, held=At(7)))
+    (first,) = [one for one in _requests_of(Here(1, held=At(0), takes_images=True)) if isinstance(one, TakeImage)][:1]
+    assert first.before == NO_HASH
+
+
+def _requests_of(here: Here) -> list[Request]:
+    here.come()
+    return here.asked
+
+
+def _kinds_of(here: Here) -> set[type]:
+    return {type(one) for one in _requests_of(here)}
 
 
 # -- a follower ------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from shoal.lab import signed
+from shoal.lab.quorum_rule import outweighs
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol.certificate import LeaveCost, check_certificate, follows, genesis, leave_cost, verify_step
 from shoal.protocol.chain import Chain
@@ -16,7 +17,7 @@ from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, VOTE_DOMAIN, Certificate, Term, Value, step_preimage
 from shoal.protocol.voting import is_quorum, lead, lead_order
-from tests.protocol.lab import SWARM, outweighs, plan_hash, value_of
+from tests.protocol.lab import SWARM, plan_hash, value_of
 
 KEYS = [Identity.from_seed(bytes([number]) * 32) for number in range(7)]
 

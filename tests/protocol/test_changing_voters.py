@@ -276,7 +276,7 @@ def test_change_of_voters_has_one_form(text: str, why: str) -> None:
 
 def test_where_contributors_vote_there_are_no_voters_to_change() -> None:
     chain = new_chain(founded_by([A, B, C], voters="contributors"))
-    with pytest.raises(ConfigError, match="whoever contributes votes in this swarm"):
+    with pytest.raises(ConfigError, match=r"whoever contributes votes .*; `shoal init --voters named` founds one"):
         change(chain, adds=[D])
     assert in_force(chain).voting == Voting()
 

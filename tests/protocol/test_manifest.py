@@ -259,8 +259,12 @@ def test_load_names_the_file_and_what_to_do(tmp_path: Path) -> None:
     path.write_bytes(b"#" * (MANIFEST_LIMIT_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than"):
         load_manifest(path)
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match=f"is a folder; give the file that .*, like {path}"):
         load_manifest(tmp_path)
+    with pytest.raises(ConfigError, match=f"there is no .*3.toml; did you mean {path}"):
+        load_manifest(tmp_path / "swarm3.toml")
+    with pytest.raises(ConfigError, match=r"there is no .*other.toml; check the path"):
+        load_manifest(tmp_path / "other.toml")
 
 
 def test_tables_made_in_code_have_their_unknown_keys_named_like_a_file_s() -> None:

@@ -59,11 +59,12 @@ CHANGES: list[dict[str, object]] = [
     {"external_terms": "naive"},
     {"labels": True},
     {"over_provision": 1.5},
+    {"images": True},
 ]
 
 
 def test_every_key_of_the_section_is_agreed() -> None:
-    manifest = parse_manifest(SHARING + TASKS)
+    manifest = parse_manifest(MINIMAL + TASKS)
     assert manifest.rollouts is not None
     changed = [
         msgspec.structs.replace(manifest, rollouts=msgspec.structs.replace(manifest.rollouts, **change))
@@ -78,7 +79,11 @@ def test_what_earlier_releases_have_no_key_for_is_not_in_the_hash_until_it_is_us
     manifest = parse_manifest(SHARING + TASKS)
     assert b"over_provision" not in manifest.to_canonical()
     assert b"labels" not in manifest.to_canonical()
-    assert parse_manifest(SHARING + TASKS + "over_provision = 1\nlabels = false\n").swarm_id == manifest.swarm_id
+    assert b"images" not in manifest.to_canonical()
+    assert (
+        parse_manifest(SHARING + TASKS + "over_provision = 1\nlabels = false\nimages = false\n").swarm_id
+        == manifest.swarm_id
+    )
     used = parse_manifest(SHARING + TASKS + "over_provision = 2\nlabels = true\nexternal_terms = 'tis'\n")
     assert used.rollouts is not None
     assert (used.rollouts.over_provision, used.rollouts.external_terms) == (2.0, "tis")
@@ -111,6 +116,7 @@ def test_what_earlier_releases_have_no_key_for_is_not_in_the_hash_until_it_is_us
         (SHARING + TASKS + "sampling = 'best'\n", "'best' is none of uniform, weighted"),
         (SHARING + TASKS + "external_terms = 'tis'\n", "write labels = true beside it"),
         (SHARING + TASKS + "over_provision = 0.5\n", "[rollouts] over_provision: expected a number >= 1"),
+        (SHARING + TASKS + "images = true\n", 'images has no meaning with strategy = "rollouts"; leave it out'),
         (SHARING + TASKS + "over_provision = 5.0\n", "[rollouts] over_provision: expected a number <= 4"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 
 from shoal.collectives.partition import deal
 from shoal.lab.box import Box, Surroundings
+from shoal.lab.signed import report_of
 from shoal.node.rounds.engine import PERFORMERS
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.catching_up import RETRY_S
@@ -91,7 +92,6 @@ from shoal.protocol.messages import (
     Message,
     Ready,
     Rebase,
-    Report,
     Target,
     Term,
     Value,
@@ -134,6 +134,7 @@ class Paper(Surroundings):
     paused: bool = False
     follows: bool = False
     is_follower: bool = False
+    takes_images: bool = False
     elsewhere: bool = False
     """Its key may be in use elsewhere."""
     forks: Sequence[Fork] = ()
@@ -690,15 +691,7 @@ def certify(here: Paper, *, computed: bool) -> list[MemberEffect]:
     if computed:
         finals = other.finals[other.chain.head.round]
         value = certificate.value
-        report = Report(
-            term=value.term,
-            round=value.round,
-            base=value.base,
-            plan=value.plan,
-            digest=value.digest,
-            bitmaps=value.bitmaps,
-            tokens=value.tokens,
-        )
+        report = report_of(value)
         here.member._reports[finals.plan.hash] = report
 
     def append(effect: Append) -> bool:

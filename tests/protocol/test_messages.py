@@ -332,8 +332,8 @@ def test_lineage_is_the_hash_of_the_plan_that_all_revisions_have_in_common() -> 
 def test_evicted_keep_their_places_and_their_weight_but_do_not_remain() -> None:
     assert REVISED.contributors() == PLAN.contributors() == (0,)
     assert REVISED.number(MEMBERS[0]) == 0
-    assert PLAN.remaining() == MEMBERS
-    assert REVISED.remaining() == MEMBERS[1:]
+    assert PLAN.remaining == MEMBERS
+    assert REVISED.remaining == MEMBERS[1:]
 
 
 # -- results -------------------------------------------------------------------------------------------------

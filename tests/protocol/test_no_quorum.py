@@ -7,7 +7,8 @@ from typing import cast
 
 import pytest
 
-from shoal.protocol.no_quorum import ALONE_S, IDLE_S, Advice, NoQuorum
+from shoal.protocol.identity import PeerId
+from shoal.protocol.no_quorum import ALONE_S, IDLE_S, Advice, NoQuorum, no_quorum
 from shoal.protocol.round import Phase, RoundMachine
 
 
@@ -24,7 +25,6 @@ class Round:
     quorum: bool = True
     busy: bool = True
     phase: Phase = Phase.PLAN
-    is_member: bool = True
     agreement: Membership = field(default_factory=Membership)
 
     def has_quorum(self) -> bool:
@@ -32,6 +32,17 @@ class Round:
 
     def nobody_trains(self) -> bool:
         return not self.busy
+
+
+def test_user_reads_who_is_missing_and_of_nothing_that_takes_a_key_that_most_have_not() -> None:
+    members = [PeerId(f"12D3{number}") for number in range(63)]
+    help = "if some are gone for good, `shoal status` says what there is"
+    assert no_quorum(members[:2], waits=False) == (
+        f"no quorum, training on locally; start these members again: 12D30, 12D31; {help}"
+    )
+    told = no_quorum(members, waits=True)
+    assert told.startswith("no quorum, waiting; start these members again: 12D30, 12D31, ")
+    assert told.endswith(f"12D35 and 57 more; {help}")
 
 
 def advise(
@@ -75,10 +86,9 @@ def test_solitude_contributes_where_nobody_does_but_never_twice_or_while_others_
     alone.begin_round(0.0)
     wanted = [advise(alone, round, now).contribute_after_all for now in (0.0, IDLE_S - 0.1, IDLE_S, IDLE_S + 0.1)]
     assert wanted == [False, False, True, False]
-    for other in (Round(busy=True), Round(busy=False, phase=Phase.REDUCE), Round(is_member=False)):
+    for other in (Round(busy=True), Round(busy=False, phase=Phase.REDUCE)):
         advise(alone, other, 100.0)
-        other.busy = other.busy and other.is_member
-        assert not advise(alone, other, 100.0).contribute_after_all
+        assert not advise(alone, other, 100.0 + IDLE_S).contribute_after_all
     assert not advise(alone, round, 200.0, contributed=True).contribute_after_all
     assert not advise(alone, round, 200.0, may_train=False).contribute_after_all
 

@@ -24,7 +24,6 @@ from shoal.protocol.messages import (
     Report,
     Stalled,
     Target,
-    Value,
     domain_hash,
 )
 from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
@@ -35,6 +34,7 @@ from tests.protocol.lab import PaperIdentity
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned
 from tests.protocol.round_node import SETTINGS, report_on
+from tests.round_messages import value_with
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
@@ -132,19 +132,7 @@ def test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_no
     member.weigh(alone)
     report = report_on(alone)
     member.reduced(report, 1.3, participants=[machine.me for machine in machines])
-    value = Value(
-        swarm=member.previous.swarm,
-        term=alone.term,
-        round=alone.round,
-        base=alone.base,
-        plan=alone.hash,
-        planner=lead.me,
-        members=tuple(sorted(machine.me for machine in machines)),
-        leaves=(),
-        bitmaps=report.bitmaps,
-        tokens=report.tokens,
-        digest=report.digest,
-    )
+    value = value_with(member.previous, report, lead.me, (machine.me for machine in machines))
     effects = member.receive(lead.me, propose_of(identity_of(lab, lead), view, value, moves), 1.4)
     assert bool(broadcast(effects, Prepare)) == signs
     for _ in range(view + 1):

@@ -83,7 +83,7 @@ class Table:
     def evicts(self, accused: RoundMachine, heard_by: Collection[RoundMachine] = ()) -> None:
         """The lead of view 0 evicts, on the word of two; nobody but these hears of it."""
         first = self.lead(0)
-        present = [machine for machine in self.others(first, accused) if machine.me in self.plan.remaining()]
+        present = [machine for machine in self.others(first, accused) if machine.me in self.plan.remaining]
         for accuser in present[:2]:
             self.carry_out(first, first.receive(accuser.me, accuse(self.plan, accused.me), self.now))
         self.now += REPLAN_SETTLE_S

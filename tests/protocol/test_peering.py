@@ -7,6 +7,7 @@ import typing
 import msgspec
 import pytest
 
+from shoal.collectives.grid import Grid
 from shoal.protocol import peering
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import Identity
@@ -17,9 +18,7 @@ from shoal.protocol.messages import (
     ChunkResults,
     Evict,
     Held,
-    OwnedRange,
     Participant,
-    Plan,
     Relay,
     Term,
     Value,
@@ -54,34 +53,12 @@ from shoal.protocol.peering import (
     Welcome,
 )
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, canonical, decode
+from tests.round_messages import plan_with, unsigned_certificate
 
 PEER = Identity.from_seed(bytes(32)).peer_id
-VALUE = Value(
-    swarm=NO_HASH,
-    term=Term(),
-    round=1,
-    base=NO_HASH,
-    plan=NO_HASH,
-    planner=PEER,
-    members=(PEER,),
-    bitmaps=NO_HASH,
-    tokens=1,
-    digest=NO_HASH,
-)
-CERTIFICATE = Certificate(value=VALUE, view=0, signers=(PEER,), signatures=(bytes(64),))
-PLAN = Plan(
-    term=Term(),
-    round=1,
-    base=NO_HASH,
-    view=0,
-    attempt=0,
-    planner=PEER,
-    participants=(Participant(PEER, 1, 1, NO_HASH),),
-    owners=(OwnedRange(0, 0, 3),),
-    codec="int8",
-    numel=10_000,
-    chunk_values=4096,
-)
+CERTIFICATE = unsigned_certificate(PEER)
+VALUE = CERTIFICATE.value
+PLAN = plan_with((Participant(PEER, 1, 1, NO_HASH),), Grid(10_000, 4096))
 
 RESULTS = ChunkResults.of(0, {2: bytes(range(32))})
 REVISED = msgspec.structs.replace(

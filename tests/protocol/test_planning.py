@@ -39,6 +39,7 @@ from shoal.protocol.planning import (
 from shoal.protocol.voting import lead
 from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_node import deal_evenly
+from tests.round_messages import ready_with
 
 PEERS = [identity.peer_id for identity in paper_identities(5)]
 START = genesis(SWARM, PEERS[:4])
@@ -49,18 +50,13 @@ SETTINGS = RoundSettings(
 
 
 def ready(peer: PeerId, role: str = CONTRIBUTOR, tokens: int = 10) -> Ready:
-    return Ready(
-        term=START.term,
-        round=1,
-        base=START.hash,
+    return ready_with(
+        START,
+        domain_hash("root", peer.encode()),
         role=role,
-        state=START.digest,
-        root=domain_hash("root", peer.encode()),
-        squares=(),
         tokens=tokens,
         upload=1,
         download=2,
-        reaches=(),
         life=domain_hash("life", peer.encode()),
     )
 
@@ -223,7 +219,7 @@ REVISED = msgspec.structs.replace(
 def test_revised_plan_passes_its_check() -> None:
     check_plan(REVISED, LEAD, START, SETTINGS)
     assert REVISED.lineage == GOOD.lineage == GOOD.hash
-    assert REVISED.remaining() == (PEERS[0], PEERS[2])
+    assert REVISED.remaining == (PEERS[0], PEERS[2])
     assert REVISED.contributors() == GOOD.contributors() == (0, 2)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.collectives.grid import Grid
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, OwnedRange, Participant, Plan, Relay, Term, domain_hash
@@ -16,27 +17,22 @@ from shoal.protocol.planning import Deal, Eviction, PlanOrder, RoundSettings, ch
 from shoal.protocol.voting import lead
 from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_node import deal_evenly
+from tests.round_messages import plan_with
 
 PEERS = [identity.peer_id for identity in paper_identities(5)]
 START = genesis(SWARM, PEERS)
 SETTINGS = RoundSettings(
     numel=1000, chunk_values=100, codec="int8", grace_s=1.0, reduce_deadline_s=10.0, weight_cap=4.0
 )
-PLAN = Plan(
-    term=Term(),
-    round=1,
-    base=START.hash,
-    view=0,
-    attempt=0,
-    planner=lead(START, 0),
-    participants=tuple(
+PLAN = plan_with(
+    (
         Participant(p, n + 1, 10 * n + 10, domain_hash("root", p.encode()), 100 * n, 200 * n)
         for n, p in enumerate(PEERS)
     ),
+    Grid(1000, 100),
+    after=START,
+    planner=lead(START, 0),
     owners=tuple(OwnedRange(n, 2 * n, 2 * n + 2) for n in range(5)),
-    codec="int8",
-    numel=1000,
-    chunk_values=100,
 )
 Holding = Mapping[int, Mapping[int, bytes]]
 """By signer, results by chunk."""

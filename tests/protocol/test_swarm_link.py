@@ -212,10 +212,11 @@ LINK = format_link(SwarmLink(swarm=SwarmId(bytes(32))))
 
 
 @pytest.mark.parametrize("workload", ["text", "sine:Sine", "zwölf.Übung:Größe", "it's; rm -rf:~ $(x)"])
-def test_line_is_one_command_for_a_shell_and_gives_its_link_back(workload: str) -> None:
-    line = join_line(LINK, workload)
+@pytest.mark.parametrize("data", [False, True])
+def test_line_is_one_command_for_a_shell_and_gives_its_link_back(workload: str, data: bool) -> None:
+    line = join_line(LINK, workload, data=data)
     allowed = ["--allow-workload", workload] if ":" in workload else []
-    assert shlex.split(line) == ["shoal", "run", LINK, *allowed]
+    assert shlex.split(line) == ["shoal", "run", LINK, *allowed, *(["--data", "YOUR_TEXT"] if data else [])]
     assert line.startswith(f"shoal run '{LINK}'")
     assert link_in(line) == link_in(f"  {line}\n") == LINK
 
@@ -227,6 +228,8 @@ def test_line_is_one_command_for_a_shell_and_gives_its_link_back(workload: str) 
         (f"{LINK}\n", LINK),
         ("shoal:damaged", "shoal:damaged"),  # a link was meant
         (f"shoal run --data-dir two {LINK}", LINK),
+        (LINK.removeprefix("shoal:"), LINK),  # copied without what stands before it; its check tells
+        (LINK.removeprefix("shoal:")[:-1], None),
         ("swarm.toml", None),
         (f"cat {LINK}", None),
         ("shoal run swarm.toml", None),

@@ -16,12 +16,13 @@ from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import BrokenLeave, DoubleCommitment, DoubleVote, HiddenPrepare
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Certificate, Message, PreparedValue, Propose, Ready, Value, domain_hash
-from shoal.protocol.planning import CONTRIBUTOR, PlanOrder, RoundSettings, make_plan
+from shoal.protocol.planning import PlanOrder, RoundSettings, make_plan
 from shoal.protocol.view_change import moved
 from shoal.protocol.voting import lead
 from shoal.protocol.witness import LIVES_LIMIT, PLANS_LIMIT, ROUNDS_KEPT, VALUES_LIMIT, VIEWS_LIMIT, Witness
 from tests.protocol.lab import plan_hash, value_of
 from tests.protocol.round_node import deal_evenly
+from tests.round_messages import ready_with
 
 IDENTITIES = sorted((Identity.from_seed(bytes([n]) * 32) for n in range(3)), key=lambda one: one.peer_id)
 LIAR, LEAD = IDENTITIES[0], IDENTITIES[1].peer_id
@@ -41,20 +42,7 @@ def proposal(value: Value) -> Propose:
 
 
 def announced(root: str, *, life: str = "life", squares: tuple[float, ...] = (1.0, 2.0)) -> Ready:
-    ready = Ready(
-        term=START.next_term,
-        round=1,
-        base=START.hash,
-        role=CONTRIBUTOR,
-        state=START.digest,
-        root=domain_hash(root),
-        squares=squares,
-        tokens=1,
-        upload=0,
-        download=0,
-        reaches=(),
-        life=domain_hash(life),
-    )
+    ready = ready_with(START, domain_hash(root), squares=squares, life=domain_hash(life))
     return committed(LIAR, ready, SETTINGS)
 
 

@@ -52,6 +52,7 @@ LATER_FIELDS = {
     ("Value", "enlisted"): 'where [membership] waiting = "outside"',
     ("RolloutGroup", "sampling"): "where [rollouts] labels are asked for",
     ("Drawn", "versions"): "where [rollouts] over_provision is above 1",
+    ("StateHeader", "image"): "where [rollouts] images are asked for",
 }
 """Fields that a node of the first release does not know, and is never sent: they are left out but where a setting is
 used with which it refuses the manifest."""

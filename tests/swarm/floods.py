@@ -23,6 +23,7 @@ from shoal.protocol.identity import Identity
 from shoal.swarm import transport
 from shoal.swarm.host import Host
 from shoal.swarm.muxer import Wire
+from tests.waiting import running
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
 from libp2p.identity.identify.pb.identify_pb2 import Identify  # isort: skip
@@ -150,11 +151,9 @@ async def connected(node: NodeProcess, seed: int = 1) -> AsyncIterator[tuple[Hos
     """A host that dialled the node and says nothing by itself, and its connection."""
     host = Host(identity=Identity.from_seed(bytes([seed]) * 32), listen=["/ip4/127.0.0.1/tcp/0"])
     host.is_admitted = lambda peer: False
-    async with trio.open_nursery() as nursery:
-        await nursery.start(host.run)
+    async with running(host):
         peer = await host.dial(node.address, deadline_s=WAIT_S)
         yield host, host._network.link(transport.ID.from_base58(peer))
-        nursery.cancel_scope.cancel()
 
 
 newcomers = itertools.count(100)

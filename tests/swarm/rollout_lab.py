@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 import trio
@@ -22,15 +22,6 @@ from tests.waiting import until
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
 TOPIC = f"shoal/{SWARM.hex()}/rollouts"
-TEST_DEADLINE_S = 300
-
-
-def run(main: Callable[[], Awaitable[None]], *, deadline_s: float = TEST_DEADLINE_S) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(deadline_s):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
 
 
 @dataclass

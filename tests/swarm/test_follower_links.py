@@ -11,7 +11,7 @@ import trio
 from shoal.protocol import neighbours as neighbours_module
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm import members as members_module
-from tests.swarm.test_members import Node, run, until
+from tests.swarm.test_members import Node, until
 
 MEMBERS, FOLLOWERS, PLACES = 2, 4, 3
 """As many places as there are other followers: with two, three that link one another leave the fourth a single one."""
@@ -43,7 +43,7 @@ async def swarm() -> AsyncIterator[tuple[list[Node], list[Node]]]:
         nursery.cancel_scope.cancel()
 
 
-def test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_never_dials(
+async def test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_never_dials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dialled: list[tuple[str, str]] = []
@@ -55,30 +55,26 @@ def test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_n
 
     monkeypatch.setattr(members_module.Links, "meet", noted)
     most: list[int] = []
+    async with swarm() as (members, followers):
+        ids = {node.peer for node in followers}
 
-    async def main() -> None:
-        async with swarm() as (members, followers):
-            ids = {node.peer for node in followers}
+        def settled() -> bool:
+            most.append(max(len(member.members.followers()) for member in members))
+            known = all(ids <= {record.peer for record in node.members.book.records()} for node in members)
+            some = members[0].linked() & ids
+            return known and all(len(node.linked()) >= 2 for node in followers) and bool(some) and some != ids
 
-            def settled() -> bool:
-                most.append(max(len(member.members.followers()) for member in members))
-                known = all(ids <= {record.peer for record in node.members.book.records()} for node in members)
-                some = members[0].linked() & ids
-                return known and all(len(node.linked()) >= 2 for node in followers) and bool(some) and some != ids
-
-            with trio.fail_after(SETTLED_LIMIT_S):
-                await until(settled)
-            assert members[1].peer in members[0].linked()
-            assert any(follower.linked() & ids for follower in followers)
-            unlinked = next(f for f in followers if f.peer not in members[0].linked())
-            assert members[0].members.takes_part(unlinked.peer), "it may announce rollouts"
-            assert unlinked.peer not in members[0].members.alive()
-            gone = next(f for f in followers if f.peer in members[0].linked())
-            gone.kill()
-            await until(lambda: gone.peer not in members[0].linked())
-            assert gone.peer not in members[0].members.alive(), "nobody waits for it"
-            assert not members[0].says("died", gone)
-            assert ids.isdisjoint(peer for who, peer in dialled if who in {m.peer for m in members})
-
-    run(main)
+        with trio.fail_after(SETTLED_LIMIT_S):
+            await until(settled)
+        assert members[1].peer in members[0].linked()
+        assert any(follower.linked() & ids for follower in followers)
+        unlinked = next(f for f in followers if f.peer not in members[0].linked())
+        assert members[0].members.takes_part(unlinked.peer), "it may announce rollouts"
+        assert unlinked.peer not in members[0].members.alive()
+        gone = next(f for f in followers if f.peer in members[0].linked())
+        gone.kill()
+        await until(lambda: gone.peer not in members[0].linked())
+        assert gone.peer not in members[0].members.alive(), "nobody waits for it"
+        assert not members[0].says("died", gone)
+        assert ids.isdisjoint(peer for who, peer in dialled if who in {m.peer for m in members})
     assert max(most) == PLACES

@@ -23,7 +23,7 @@ from libp2p.peer.id import ID  # isort: skip
 from libp2p.pubsub.pb import rpc_pb2  # isort: skip
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX  # isort: skip
 from libp2p.utils import encode_varint_prefixed  # isort: skip
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S, running, until
 
 TEST_DEADLINE_S = 300
 TOPIC = "news"
@@ -49,14 +49,11 @@ async def two_connected(*admitted: str) -> AsyncIterator[tuple[Host, Host, Mailb
     if admitted:
         near.is_admitted = lambda peer: peer in admitted
     with trio.fail_after(TEST_DEADLINE_S):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(near.run)
-            await nursery.start(far.run)
+        async with running(near, far):
             await near.subscribe(TOPIC)
             box = await far.subscribe(TOPIC)
             await near.dial(far.addresses[0], deadline_s=WAIT_S)
             yield near, far, box
-            nursery.cancel_scope.cancel()
 
 
 async def test_of_messages_that_have_passed_nothing_of_their_size_is_kept() -> None:

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import trio
@@ -32,11 +32,10 @@ from tests.swarm.gossiping import REPUBLISH_S, published
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
 from libp2p.pubsub.pb import rpc_pb2  # isort: skip
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX  # isort: skip
-from tests.waiting import WAIT_S, until
+from tests.waiting import WAIT_S, running, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ECHO = "/test/echo/1"
-TEST_DEADLINE_S = 300  # bounds a test that fails, not one that passes
 
 ECHO_PROCESS = """
 import sys, trio
@@ -56,14 +55,6 @@ async def main():
 
 trio.run(main)
 """
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(TEST_DEADLINE_S):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
 
 
 @contextlib.asynccontextmanager
@@ -198,12 +189,12 @@ async def test_oversized_message_is_the_peers_fault_and_the_host_lives() -> None
             await near.request(far.peer_id, ECHO, bytes(11), deadline_s=WAIT_S, limit_bytes=10)
 
 
-def test_failing_handler_ends_its_stream_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_handler_ends_its_stream_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(stream: MessageStream) -> None:
         async with trio.open_nursery():
             raise ZeroDivisionError(await stream.receive(deadline_s=WAIT_S))
 
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR, logger="shoal"):
         async with hosts(1, 2) as (near, far):
             far.serve("/test/fail/1", fail)
             far.serve(ECHO, echo)
@@ -212,9 +203,6 @@ def test_failing_handler_ends_its_stream_and_nothing_else(caplog: pytest.LogCapt
                 await near.request(far.peer_id, "/test/fail/1", b"boom", deadline_s=WAIT_S)
             assert (far.handler_errors, far.remote_errors) == (1, 0)
             assert await near.request(far.peer_id, ECHO, b"alive", deadline_s=WAIT_S) == b"alive"
-
-    with caplog.at_level(logging.ERROR, logger="shoal"):
-        run(main)
     assert "the handler of /test/fail/1 failed" in caplog.text
 
 
@@ -503,11 +491,9 @@ async def test_peer_that_restarts_replaces_its_old_connection() -> None:
         for _ in range(2):
             again = Host(identity=Identity.from_seed(bytes([2]) * 32), listen=LOOPBACK)
             again.serve(ECHO, echo)
-            async with trio.open_nursery() as nursery:
-                await nursery.start(again.run)
+            async with running(again):
                 await connected(again, near)
                 assert await near.request(again.peer_id, ECHO, b"x", deadline_s=WAIT_S) == b"x"
-                nursery.cancel_scope.cancel()
 
 
 async def test_host_that_has_ended_leaves_no_thread_behind() -> None:
@@ -560,8 +546,7 @@ async def test_who_has_spent_its_allowance_is_left_hanging_longer(monkeypatch: p
     near = Host(identity=Identity.from_seed(bytes([1]) * 32), listen=LOOPBACK)
     none = (0.0, 0.0)
     near._door = Door(near.refusals, per_s=none, newcomers_per_s=none, address_per_s=(0.0, 2.0))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(near.run)
+    async with running(near) as nursery:
         port = parse_address(near.addresses[0]).port
 
         async def come(source: str) -> trio.SocketStream:
@@ -572,7 +557,6 @@ async def test_who_has_spent_its_allowance_is_left_hanging_longer(monkeypatch: p
         await reset(await come("127.0.0.9"))
         assert not spent.is_set()
         assert near.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 3}
-        nursery.cancel_scope.cancel()
 
 
 async def test_connection_limit_holds_and_the_dialler_learns_of_it() -> None:

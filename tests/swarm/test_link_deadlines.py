@@ -20,6 +20,7 @@ from shoal.swarm.links import Links
 from shoal.swarm.streams import MessageStream
 from tests.swarm.test_links import WELCOME, Gate
 from tests.swarm.test_streams import memory_pair
+from tests.waiting import running
 
 pytestmark = pytest.mark.virtual_time
 
@@ -114,8 +115,7 @@ async def test_link_whose_stream_opens_late_is_up_and_loses_nothing() -> None:
     network, gate = SlowNetwork(), Gate()
     network.open_s = 30.0
     tested = links_on(network, gate)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(tested.run)
+    async with running(tested) as nursery:
         nursery.start_soon(network.ours.run)
         nursery.start_soon(network.theirs.run)
         await tested.meet(PEER, [], deadline_s=5)
@@ -125,21 +125,18 @@ async def test_link_whose_stream_opens_late_is_up_and_loses_nothing() -> None:
             assert len(await network.theirs.receive_all()) == 3
         assert trio.current_time() >= network.open_s
         assert (tested.linked(), gate.downs) == ({PEER}, [])
-        nursery.cancel_scope.cancel()
 
 
 async def test_link_whose_stream_never_opens_ends_and_says_why() -> None:
     network, gate = SlowNetwork(), Gate()
     network.open_s = 1e6
     tested = links_on(network, gate)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(tested.run)
+    async with running(tested):
         await tested.meet(PEER, [], deadline_s=5)
         began = trio.current_time()
         await trio.sleep(links.REST_LIMIT_S + 1)
         assert (gate.downs, gate.reasons) == ([PEER], ["sending: late"])
         assert trio.current_time() > began
-        nursery.cancel_scope.cancel()
 
 
 async def test_what_gathers_on_a_link_goes_in_one_write() -> None:
@@ -152,8 +149,7 @@ async def test_what_gathers_on_a_link_goes_in_one_write() -> None:
         await write(data)
 
     network.ours._raw.write = counted  # type: ignore[method-assign]
-    async with trio.open_nursery() as nursery:
-        await nursery.start(tested.run)
+    async with running(tested) as nursery:
         nursery.start_soon(network.ours.run)
         nursery.start_soon(network.theirs.run)
         await tested.meet(PEER, [], deadline_s=5)
@@ -162,7 +158,6 @@ async def test_what_gathers_on_a_link_goes_in_one_write() -> None:
         await tested.drain(deadline_s=5)
         assert len(await network.theirs.receive_all()) == 10
         assert len(writes) == 1
-        nursery.cancel_scope.cancel()
 
 
 # -- how many at once ----------------------------------------------------------------------------------------

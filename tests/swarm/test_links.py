@@ -13,7 +13,7 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import NO_HASH, Certificate, Leave, Term, Value
+from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import Full, Hello, HelloAnswer, LinkMessage, Nack, Ping, Refusal, SwarmMessage, Welcome
 from shoal.protocol.places import SILENT_STRANGER_S, Rank
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, WIRE_VERSION, Sealer, SwarmId, canonical
@@ -31,11 +31,11 @@ from shoal.swarm.links import (
     Refused,
 )
 from shoal.swarm.streams import MessageStream
-from tests.waiting import WAIT_S, until
+from tests.round_messages import unsigned_certificate
+from tests.waiting import WAIT_S, running, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
-TEST_DEADLINE_S = 300
 
 
 def identity(n: int) -> Identity:
@@ -186,10 +186,8 @@ class Stranger:
 @contextlib.asynccontextmanager
 async def stranger(seed: int, *, reads: bool = True) -> AsyncIterator[Stranger]:
     made = Stranger(seed, reads=reads)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(made.host.run)
+    async with running(made.host):
         yield made
-        nursery.cancel_scope.cancel()
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -551,7 +549,7 @@ async def test_link_that_rests_is_none_until_its_peer_says_something() -> None:
         assert one.links.linked() == frozenset()
         assert one.links.resting() == {two.peer}
         one.links.broadcast(nack(1))
-        one.links.send(two.peer, certificate())
+        one.links.send(two.peer, unsigned_certificate(identity(1).peer_id))
         one.links.send(two.peer, nack(2))  # whether it is there
         await two.hears(one, nack(2))
         assert [message for _, message in two.gate.heard] == [nack(2)]
@@ -703,23 +701,6 @@ def leave(round: int = 1) -> Leave:
     return Leave(term=Term(), round=round, base=bytes(32), signature=bytes(64))
 
 
-def certificate() -> Certificate:
-    one = identity(1).peer_id
-    value = Value(
-        swarm=NO_HASH,
-        term=Term(),
-        round=1,
-        base=NO_HASH,
-        plan=NO_HASH,
-        planner=one,
-        members=(one,),
-        bitmaps=NO_HASH,
-        tokens=1,
-        digest=NO_HASH,
-    )
-    return Certificate(value=value, view=0, signers=(one,), signatures=(bytes(64),))
-
-
 async def said_up_to_now(speaker: Node, listener: Node) -> list[LinkMessage]:
     """What one has heard of another when all is there that was said before: a link keeps the order."""
     speaker.links.send(listener.peer, nack(len(listener.gate.heard)))
@@ -735,13 +716,13 @@ async def test_who_comes_first_says_nothing_of_the_course_of_a_round_to_stranger
             await until(lambda n=node: first.peer in n.links.linked())  # type: ignore[misc]
         first.gate.ranks = {first.peer: Rank.FIRST, member.peer: Rank.CONTRIBUTOR}
         first.links.broadcast(leave(1))
-        first.links.broadcast(certificate())
-        assert await said_up_to_now(first, silent) == [certificate()]
-        assert await said_up_to_now(first, member) == [leave(1), certificate()]
+        first.links.broadcast(unsigned_certificate(identity(1).peer_id))
+        assert await said_up_to_now(first, silent) == [unsigned_certificate(identity(1).peer_id)]
+        assert await said_up_to_now(first, member) == [leave(1), unsigned_certificate(identity(1).peer_id)]
         silent.links.broadcast(leave(2))
         assert await said_up_to_now(silent, first) == [leave(2)]
         first.links.broadcast(leave(3))
-        assert await said_up_to_now(first, silent) == [certificate(), leave(3)]
+        assert await said_up_to_now(first, silent) == [unsigned_certificate(identity(1).peer_id), leave(3)]
 
 
 async def test_who_does_not_come_first_says_all_of_a_round_to_everybody() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import trio
 import trio.testing
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
-from shoal.protocol.identity import Identity
+from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.peering import GetManifest, ManifestAnswer, ManifestReply, Refusal
 from shoal.protocol.swarm_link import SwarmLink
@@ -20,8 +20,10 @@ from shoal.protocol.wire import canonical, decode
 from shoal.swarm import manifest_exchange
 from shoal.swarm.host import Host
 from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL, ManifestServer, ask_again, fetch_manifest
+from shoal.swarm.rendezvous.mdns import LocalDiscovery
 from shoal.swarm.streams import MessageStream
 from tests.manifests import manifest_of
+from tests.swarm.rendezvous.test_mdns import LOOPBACK, loopback_multicast_fault
 from tests.waiting import WAIT_S
 
 
@@ -64,6 +66,11 @@ def link_to(*members: Host) -> SwarmLink:
     return SwarmLink(swarm=MANIFEST.swarm_id, addresses=tuple(host.addresses[0] for host in members))
 
 
+def discovery(peer: PeerId, addresses: Sequence[str] | None) -> LocalDiscovery:
+    swarm_id = MANIFEST.swarm_id.hex()
+    return LocalDiscovery(peer=peer, swarm_id=swarm_id, addresses=addresses, interfaces=LOOPBACK)
+
+
 async def ask(host: Host, server: Host, request: bytes) -> ManifestReply:
     await host.dial(server.addresses[0], deadline_s=WAIT_S)
     answer = await host.request(server.peer_id, MANIFEST_PROTOCOL, request, deadline_s=WAIT_S)
@@ -94,6 +101,22 @@ async def test_one_honest_member_among_dead_silent_and_lying_ones_suffices(monke
         assert (await fetch_manifest(asked, deadline_s=1e6)).swarm_id == MANIFEST.swarm_id
 
 
+@pytest.mark.skipif(bool(loopback_multicast_fault()), reason="multicast over loopback does not work here")
+async def test_member_on_the_local_network_gives_it_where_those_that_the_link_names_are_gone() -> None:
+    async with hosts(3) as (gone, liar, living):
+        answering(liar, canonical(ManifestAnswer(manifest=manifest("other").to_canonical())))
+        ManifestServer(living, MANIFEST)
+        dead = "/ip4/127.0.0.1/tcp/9/p2p/" + gone.peer_id
+        link = SwarmLink(swarm=MANIFEST.swarm_id, addresses=(dead,))
+        async with trio.open_nursery() as nursery:
+            for host in (liar, living):
+                await nursery.start(discovery(host.peer_id, host.addresses).run)
+            with trio.fail_after(WAIT_S):
+                got = await fetch_manifest(link, deadline_s=1e6, locally=discovery(gone.peer_id, None))
+            nursery.cancel_scope.cancel()
+        assert got.swarm_id == MANIFEST.swarm_id
+
+
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
@@ -111,7 +134,9 @@ async def test_what_is_not_the_swarms_manifest_is_not_taken_nor_asked_for_again(
         asked = answering(member, reply)
         with pytest.raises(NetworkError) as caught:
             await fetch_manifest(link_to(member))
-        assert str(caught.value).startswith("none of the 1 members that the link names gives the manifest; check")
+        assert str(caught.value).startswith(
+            "none of the 1 members that the link names or this network has gives the manifest; "
+        )
         assert said in str(caught.value)
         assert len(asked) == 1
 

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import get_args
@@ -38,14 +38,6 @@ from tests.waiting import WAIT_S, running, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 TEST_DEADLINE_S = 300
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(TEST_DEADLINE_S):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
 
 
 def identity(n: int) -> Identity:
@@ -246,10 +238,8 @@ class Stranger:
 @contextlib.asynccontextmanager
 async def stranger(seed: int, *, swarm_id: SwarmId = MANIFEST.swarm_id, boot: int = 1) -> AsyncIterator[Stranger]:
     made = Stranger(seed, swarm_id=swarm_id, boot=boot)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(made.host.run)
+    async with running(made.host):
         yield made
-        nursery.cancel_scope.cancel()
 
 
 # -- admission -----------------------------------------------------------------------------------------------
@@ -864,7 +854,7 @@ async def test_pair_that_loses_its_link_lives_on_through_others_until_it_is_made
             assert "died" not in {change.kind for change in node.changes}
 
 
-def test_links_beyond_the_budget_are_not_made_again_at_once_and_who_runs_late_dials_for_longer(
+async def test_links_beyond_the_budget_are_not_made_again_at_once_and_who_runs_late_dials_for_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     deadlines: list[float] = []
@@ -872,53 +862,46 @@ def test_links_beyond_the_budget_are_not_made_again_at_once_and_who_runs_late_di
     async def meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
         deadlines.append(deadline_s)
 
-    async def main() -> None:
-        one, two = Node(1), Node(2)
-        async with running(one, two):
-            monkeypatch.setattr(one.members.links, "meet", meet)
-            for _ in range(3):
-                await one.members._remake(two.peer)
-            one.members.machine.lag.note(2.0, trio.current_time())
-            for _ in range(2 * int(REDIALS_BURST)):
-                await one.members._remake(two.peer)
-
-    run(main)
+    one, two = Node(1), Node(2)
+    async with running(one, two):
+        monkeypatch.setattr(one.members.links, "meet", meet)
+        for _ in range(3):
+            await one.members._remake(two.peer)
+        one.members.machine.lag.note(2.0, trio.current_time())
+        for _ in range(2 * int(REDIALS_BURST)):
+            await one.members._remake(two.peer)
     assert deadlines[:3] == [REDIAL_DEADLINE_S] * 3
     assert deadlines[3:] == pytest.approx([REDIAL_DEADLINE_S + WAITED_TIMES * 2.0] * len(deadlines[3:]), abs=0.5)
     assert REDIALS_BURST <= len(deadlines) <= REDIALS_BURST + 2
 
 
-def test_peer_that_is_busy_is_dialled_once_and_not_held_for_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_is_busy_is_dialled_once_and_not_held_for_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all have too much to do nobody is done with a handshake in time: that is no evidence of anybody's end."""
     busy = NotReached("busy", refused=frozenset(), silent=frozenset({"127.0.0.1"}), is_busy=True)
     silent = NotReached("silent", refused=frozenset(), silent=frozenset({"127.0.0.1"}))
     outcomes: list[tuple[int, int]] = []
+    one, two = Node(1), Node(2)
+    async with running(one, two):
+        for error in (busy, NetworkError("no answer to hello"), silent):
+            dials, cut = list[float](), list[PeerId]()
 
-    async def main() -> None:
-        one, two = Node(1), Node(2)
-        async with running(one, two):
-            for error in (busy, NetworkError("no answer to hello"), silent):
-                dials, cut = list[float](), list[PeerId]()
+            async def meet(
+                peer: PeerId,
+                addresses: Sequence[str],
+                *,
+                deadline_s: float,
+                error: NetworkError = error,
+                dials: list[float] = dials,
+            ) -> None:
+                dials.append(deadline_s)
+                raise error
 
-                async def meet(
-                    peer: PeerId,
-                    addresses: Sequence[str],
-                    *,
-                    deadline_s: float,
-                    error: NetworkError = error,
-                    dials: list[float] = dials,
-                ) -> None:
-                    dials.append(deadline_s)
-                    raise error
-
-                monkeypatch.setattr(one.members.links, "meet", meet)
-                monkeypatch.setattr(
-                    MembershipMachine, "unreachable", lambda machine, peer, now, cut=cut: cut.append(peer) or []
-                )
-                await one.members._remake(two.peer)
-                outcomes.append((len(dials), len(cut)))
-
-    run(main)
+            monkeypatch.setattr(one.members.links, "meet", meet)
+            monkeypatch.setattr(
+                MembershipMachine, "unreachable", lambda machine, peer, now, cut=cut: cut.append(peer) or []
+            )
+            await one.members._remake(two.peer)
+            outcomes.append((len(dials), len(cut)))
     assert outcomes == [(1, 0), (1, 0), (2, 1)]
 
 

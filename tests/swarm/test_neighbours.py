@@ -21,7 +21,7 @@ from shoal.swarm import dialling as dialling_module
 from shoal.swarm import members as members_module
 from shoal.swarm.links import LINK_LIMIT
 from shoal.swarm.rollouts import RolloutExchange
-from tests.swarm.test_members import MANIFEST, Node, identity, run, until
+from tests.swarm.test_members import MANIFEST, Node, identity, until
 
 NODES = 8
 CHOSEN, LIMIT = 2, 4
@@ -142,55 +142,49 @@ def reached(nodes: list[Sharer]) -> set[PeerId]:
     return found
 
 
-def test_eight_nodes_with_four_links_each_at_most_hear_every_group_and_pull_it_from_whoever_has_it() -> None:
-    async def main() -> None:
-        async with swarm() as nodes:
-            await until(lambda: all(len(node.linked()) >= CHOSEN for node in nodes))
-            await until(lambda: reached(nodes) == {node.peer for node in nodes})
-            digests = [await node.announce(0) for node in nodes]
-            for node in nodes:
-                others = [digest for digest, origin in zip(digests, nodes, strict=True) if origin is not node]
-                await until(lambda n=node, o=others: all(n.has_heard(digest) for digest in o))  # type: ignore[misc]
-                assert_few(nodes)
-            await until(lambda: max(len(node.host.connected()) for node in nodes) <= LIMIT + 1)
-            # A group of one that is no neighbour comes over a connection that is made for it, and ends.
-            taker = nodes[-1]
-            holder = next(node for node in nodes if node is not taker and node.peer not in taker.linked())
-            digest = await holder.announce(1)
-            await until(lambda: taker.has_heard(digest))
-            offer = taker.exchange.book.get(digest)
-            assert offer is not None
-            came = await taker.exchange.fetch([offer], limit_bytes=1 << 20, deadline_s=20)
-            assert came.keys() == {offer.digest}
-            assert holder.peer in taker.host.connected() or holder.peer in taker.linked()
-            await until(lambda: holder.peer not in taker.host.connected() or holder.peer in taker.linked())
-            # Neighbours alone are watched; nobody is told who is not reached.
-            await until(lambda: all(node.members.alive() <= node.linked() for node in nodes))
-            assert not any(node.members.links.message_relay.lacking for node in nodes)
-
-    run(main)
+async def test_eight_nodes_with_four_links_each_at_most_hear_every_group_and_pull_it_from_whoever_has_it() -> None:
+    async with swarm() as nodes:
+        await until(lambda: all(len(node.linked()) >= CHOSEN for node in nodes))
+        await until(lambda: reached(nodes) == {node.peer for node in nodes})
+        digests = [await node.announce(0) for node in nodes]
+        for node in nodes:
+            others = [digest for digest, origin in zip(digests, nodes, strict=True) if origin is not node]
+            await until(lambda n=node, o=others: all(n.has_heard(digest) for digest in o))  # type: ignore[misc]
+            assert_few(nodes)
+        await until(lambda: max(len(node.host.connected()) for node in nodes) <= LIMIT + 1)
+        # A group of one that is no neighbour comes over a connection that is made for it, and ends.
+        taker = nodes[-1]
+        holder = next(node for node in nodes if node is not taker and node.peer not in taker.linked())
+        digest = await holder.announce(1)
+        await until(lambda: taker.has_heard(digest))
+        offer = taker.exchange.book.get(digest)
+        assert offer is not None
+        came = await taker.exchange.fetch([offer], limit_bytes=1 << 20, deadline_s=20)
+        assert came.keys() == {offer.digest}
+        assert holder.peer in taker.host.connected() or holder.peer in taker.linked()
+        await until(lambda: holder.peer not in taker.host.connected() or holder.peer in taker.linked())
+        # Neighbours alone are watched; nobody is told who is not reached.
+        await until(lambda: all(node.members.alive() <= node.linked() for node in nodes))
+        assert not any(node.members.links.message_relay.lacking for node in nodes)
 
 
-def test_neighbour_that_is_killed_is_gone_and_replaced_though_its_record_lasts() -> None:
-    async def main() -> None:
-        async with swarm() as nodes:
-            await until(lambda: all(len(node.linked()) >= CHOSEN for node in nodes))
-            victim, *others = nodes  # the one through which all came
-            watchers = [node for node in others if victim.peer in node.linked()]
-            await until_all_have_the_last_record(victim, others)
-            victim.kill()
-            for node in watchers:
-                await until(lambda n=node: n.says("died", victim))  # type: ignore[misc]
-                assert victim.peer not in node.members.present()
-            await until(lambda: all(len(node.linked()) >= CHOSEN for node in others))
-            await until(lambda: reached(others) == {node.peer for node in others})
-            await until(lambda: all(node.members.machine.state_of(victim.peer) is None for node in watchers))
-            assert all(victim.peer not in node.members.present() for node in watchers)  # its old record is still there
-            assert_few(others)
-            digest = await others[0].announce(0)
-            await until(lambda: all(node.has_heard(digest) for node in others[1:]))
-
-    run(main)
+async def test_neighbour_that_is_killed_is_gone_and_replaced_though_its_record_lasts() -> None:
+    async with swarm() as nodes:
+        await until(lambda: all(len(node.linked()) >= CHOSEN for node in nodes))
+        victim, *others = nodes  # the one through which all came
+        watchers = [node for node in others if victim.peer in node.linked()]
+        await until_all_have_the_last_record(victim, others)
+        victim.kill()
+        for node in watchers:
+            await until(lambda n=node: n.says("died", victim))  # type: ignore[misc]
+            assert victim.peer not in node.members.present()
+        await until(lambda: all(len(node.linked()) >= CHOSEN for node in others))
+        await until(lambda: reached(others) == {node.peer for node in others})
+        await until(lambda: all(node.members.machine.state_of(victim.peer) is None for node in watchers))
+        assert all(victim.peer not in node.members.present() for node in watchers)  # its old record is still there
+        assert_few(others)
+        digest = await others[0].announce(0)
+        await until(lambda: all(node.has_heard(digest) for node in others[1:]))
 
 
 def test_strategy_says_who_is_linked() -> None:

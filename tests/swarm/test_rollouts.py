@@ -29,7 +29,7 @@ from shoal.swarm import rollouts
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, ROLLOUT_PROTOCOL, ExchangeLimits, RolloutExchange
 from shoal.swarm.streams import MessageStream
-from tests.swarm.rollout_lab import SWARM, TOPIC, Node, run, running
+from tests.swarm.rollout_lab import SWARM, TOPIC, Node, running
 from tests.waiting import WAIT_S, until
 
 CATCH_UP = f"{CATCH_UP_PROTOCOL}/{SWARM.hex()[:16]}"
@@ -118,36 +118,32 @@ async def test_only_members_announce_and_are_served() -> None:
 
 
 @pytest.mark.usefixtures("_ask_for_what_is_missing_at_once")
-def test_announcements_that_gossip_lost_are_asked_for() -> None:
+async def test_announcements_that_gossip_lost_are_asked_for() -> None:
     nodes = [Node(seed) for seed in (1, 2, 3)]
     near, far, stranger = nodes[0], Node(4), Node(5)
     for node in nodes:
         node.members = (1, 2, 3, 4)
         node.exchange = node.new_exchange()
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            async with running(*nodes):
-                before = {await near.announce(index) for index in range(100)}
-                await until(lambda: all(node.offered() == before for node in nodes[1:]))
-                for late in (far, stranger):  # they heard nothing of it
-                    await nursery.start(late.run)
-                    for node in nodes:
-                        await late.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
-                await until(lambda: far.offered() == before)
-                assert far.exchange.announcements_received == 100
-                after = await near.announce(100)
-                await until(lambda: after in far.offered())
-                assert not far.exchange.rejected
-                assert not nodes[1].exchange.rejected
-                near.exchange.expire(offered_before=0, announced_before=0)
-                assert await ask(far, near) == 64
-                assert await ask(stranger, near) == 0
-                near.exchange.expire(offered_before=0, announced_before=1)
-                assert await ask(far, near) == 0
-            nursery.cancel_scope.cancel()
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        async with running(*nodes):
+            before = {await near.announce(index) for index in range(100)}
+            await until(lambda: all(node.offered() == before for node in nodes[1:]))
+            for late in (far, stranger):  # they heard nothing of it
+                await nursery.start(late.run)
+                for node in nodes:
+                    await late.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
+            await until(lambda: far.offered() == before)
+            assert far.exchange.announcements_received == 100
+            after = await near.announce(100)
+            await until(lambda: after in far.offered())
+            assert not far.exchange.rejected
+            assert not nodes[1].exchange.rejected
+            near.exchange.expire(offered_before=0, announced_before=0)
+            assert await ask(far, near) == 64
+            assert await ask(stranger, near) == 0
+            near.exchange.expire(offered_before=0, announced_before=1)
+            assert await ask(far, near) == 0
+        nursery.cancel_scope.cancel()
 
 
 async def ask(near: Node, far: Node) -> int:
@@ -292,13 +288,13 @@ async def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reas
 
 
 async def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_asked_for() -> None:
-    server, reader = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5))
+    server, reader, other = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5)), Node(3)
 
     async def handler(stream: MessageStream) -> None:
         await stream.receive(deadline_s=WAIT_S)
         await trio.sleep_forever()
 
-    async with running(server, reader):
+    async with running(server, reader, other):
         digests = [await server.announce(index) for index in range(2)]
         await until(lambda: set(digests) <= reader.offered())
         server.host.serve(PROTOCOL, handler)
@@ -306,9 +302,21 @@ async def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_a
             assert await reader.fetch(digest, deadline_s=20) == {}
         assert reader.exchange.rejected[Reason.UNAVAILABLE] == 2
         assert {offer.digest for offer in reader.exchange.at_hand()} == set()
-        reader.exchange.book.note_holder(digests[1], reader.peer)  # as any other peer might say
+        reader.exchange.book.note_holder(digests[1], other.peer)  # as any other peer might say
         assert {offer.digest for offer in reader.exchange.at_hand()} == {digests[1]}
         assert reader.blamed == {(server.peer, Reason.UNAVAILABLE): 1}
+
+
+async def test_groups_of_a_node_that_has_ended_are_not_at_hand_and_count_as_no_failure() -> None:
+    server, reader = Node(1), Node(2)
+    async with running(server, reader):
+        digest = await server.announce(0)
+        await until(lambda: {offer.digest for offer in reader.exchange.at_hand()} == {digest})
+        server.scope.cancel()
+        await until(lambda: server.peer not in reader.host.connected())
+        assert reader.offered() == {digest}
+        assert reader.exchange.at_hand() == ()
+        assert not reader.exchange.rejected
 
 
 @pytest.mark.parametrize(("patience_s", "asked"), [(1.2, 1), (0.2, 2)])
@@ -357,7 +365,7 @@ async def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else() -> None
 # --- hostile peers ---
 
 
-def test_attacker_cannot_keep_honest_offers_away() -> None:
+async def test_attacker_cannot_keep_honest_offers_away() -> None:
     """It floods, replays, forges and sends garbage; all of it is counted, the others' offers all arrive."""
     limits = ExchangeLimits(
         book=BookLimits(offers=64, offers_per_peer=32), messages_per_second=10.0, messages_burst=60.0
@@ -383,43 +391,6 @@ def test_attacker_cannot_keep_honest_offers_away() -> None:
         for batch in batches * 6:
             await attacker.host.publish(TOPIC, batch)
 
-    async def main() -> None:
-        async with running(*nodes, attacker):
-            digests: dict[int, set[bytes]] = {node.seed: set() for node in nodes}
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(flood)
-                for index in range(10):
-                    for node in nodes:
-                        digests[node.seed].add(await node.announce(index))
-                    await trio.sleep(0.05)
-            for node in nodes:
-                others = set().union(*(own for seed, own in digests.items() if seed != node.seed))
-                await until(lambda node=node, others=others: others <= node.offered())
-                rejected = node.exchange.rejected
-                await until(
-                    lambda rejected=rejected: (
-                        {
-                            Reason.MALFORMED,
-                            Reason.TOO_LARGE,
-                            Reason.FORGED,
-                            Reason.REPLAYED,
-                            Reason.QUOTA,
-                        }
-                        <= rejected.keys()
-                    )
-                )
-                assert {peer for peer, _ in node.blamed} == {attacker.peer}
-                assert sum(node.blamed.values()) == sum(rejected.values())
-                assert len(node.exchange.book) <= 64
-                assert sum(offer.origin == attacker.peer for offer in node.exchange.offers()) <= 32
-                node.ignores.add(attacker.peer)
-            before = {node.seed: node.offered() for node in nodes}
-            await attacker.announce(10_000)
-            for node in nodes:
-                await until(lambda node=node: node.exchange.rejected[Reason.IGNORED])
-                assert node.offered() == before[node.seed]
-            assert attacker.host.handler_errors == 0
-
     def sealed_by(node: Node, index: int) -> bytes:
         group = node.group(index)
         data = encode_group(group)
@@ -427,7 +398,41 @@ def test_attacker_cannot_keep_honest_offers_away() -> None:
         assert announcement.digest == digest_of(data)
         return rollouts.seal_announcement(node.sealer, announcement)
 
-    run(main)
+    async with running(*nodes, attacker):
+        digests: dict[int, set[bytes]] = {node.seed: set() for node in nodes}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood)
+            for index in range(10):
+                for node in nodes:
+                    digests[node.seed].add(await node.announce(index))
+                await trio.sleep(0.05)
+        for node in nodes:
+            others = set().union(*(own for seed, own in digests.items() if seed != node.seed))
+            await until(lambda node=node, others=others: others <= node.offered())
+            rejected = node.exchange.rejected
+            await until(
+                lambda rejected=rejected: (
+                    {
+                        Reason.MALFORMED,
+                        Reason.TOO_LARGE,
+                        Reason.FORGED,
+                        Reason.REPLAYED,
+                        Reason.QUOTA,
+                    }
+                    <= rejected.keys()
+                )
+            )
+            assert {peer for peer, _ in node.blamed} == {attacker.peer}
+            assert sum(node.blamed.values()) == sum(rejected.values())
+            assert len(node.exchange.book) <= 64
+            assert sum(offer.origin == attacker.peer for offer in node.exchange.offers()) <= 32
+            node.ignores.add(attacker.peer)
+        before = {node.seed: node.offered() for node in nodes}
+        await attacker.announce(10_000)
+        for node in nodes:
+            await until(lambda node=node: node.exchange.rejected[Reason.IGNORED])
+            assert node.offered() == before[node.seed]
+        assert attacker.host.handler_errors == 0
 
 
 async def test_malformed_requests_end_their_stream_and_are_counted() -> None:

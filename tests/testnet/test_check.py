@@ -12,10 +12,12 @@ import pytest
 
 from shoal.collectives.codecs import F32, codec
 from shoal.collectives.commitment import bitmap, chunk_hash, merkle_root
+from shoal.collectives.grid import Grid
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Plan, Round, Term
+from shoal.protocol.messages import OwnedRange, Participant, Plan
 from shoal.protocol.wire import canonical
 from shoal.testnet.check import RoundCheck, Witness, check_round, check_swarm
+from tests.round_messages import plan_with
 
 NUMEL, CHUNK_VALUES, CHUNKS = 10_000, 4096, 3
 PEERS = [Identity.from_seed(bytes([i + 1]) * 32).peer_id for i in range(3)]
@@ -52,20 +54,11 @@ def decode(chunks: list[bytes]) -> F32:
 
 def plan_of(round: int, contributions: list[list[bytes]]) -> Plan:
     roots = [merkle_root([chunk_hash(chunk) for chunk in chunks]) for chunks in contributions]
-    return Plan(
-        term=Term(),
-        round=Round(round),
-        base=NO_HASH,
-        view=0,
-        attempt=0,
-        planner=PEERS[0],
-        participants=tuple(
-            Participant(peer, weight, weight, root) for peer, weight, root in zip(PEERS, WEIGHTS, roots, strict=True)
-        ),
+    return plan_with(
+        (Participant(peer, weight, weight, root) for peer, weight, root in zip(PEERS, WEIGHTS, roots, strict=True)),
+        Grid(NUMEL, CHUNK_VALUES),
+        round=round,
         owners=(OwnedRange(0, 0, CHUNKS),),
-        codec="int8",
-        numel=NUMEL,
-        chunk_values=CHUNK_VALUES,
     )
 
 

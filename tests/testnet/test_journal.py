@@ -12,28 +12,25 @@ def test_round_begun_is_the_one_that_comes_after() -> None:
     assert round_begun(Certified(round=3, digest="aa")) is None
 
 
-def test_journal_first_finds_what_was_and_waits_for_what_comes() -> None:
-    async def main() -> None:
-        journal = Journal()
-        old = Listening(at=1, addresses=("/a",))
-        journal.add(0, old)
-        assert await journal.first(lambda entry: entry.node == 0) == Entry(0, old)
-        found: list[Entry] = []
-
-        async def wait() -> None:
-            found.append(await journal.first(lambda entry: entry.node == 1))
-
-        with trio.fail_after(30):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait)
-                await trio.testing.wait_all_tasks_blocked()
-                journal.add(2, old)
-                await trio.testing.wait_all_tasks_blocked()
-                assert found == []
-                journal.add(1, old)
-        assert found == [Entry(1, old)]
-        assert journal.of(Listening, 1) == [old]
-
+async def test_journal_first_finds_what_was_and_waits_for_what_comes() -> None:
     import trio.testing
 
-    trio.run(main)
+    journal = Journal()
+    old = Listening(at=1, addresses=("/a",))
+    journal.add(0, old)
+    assert await journal.first(lambda entry: entry.node == 0) == Entry(0, old)
+    found: list[Entry] = []
+
+    async def wait() -> None:
+        found.append(await journal.first(lambda entry: entry.node == 1))
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            journal.add(2, old)
+            await trio.testing.wait_all_tasks_blocked()
+            assert found == []
+            journal.add(1, old)
+    assert found == [Entry(1, old)]
+    assert journal.of(Listening, 1) == [old]

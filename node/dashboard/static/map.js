@@ -9,7 +9,7 @@ const OUTER = 92;
 
 const SPOKEN = {
   self: "", direct: "reached directly", detour: "reached through others", suspect: "does not answer",
-  unlinked: "not reached yet", gone: "not reached any more",
+  unlinked: "not reached by this node", gone: "not reached any more",
 };
 
 const LABEL_CHARS = 12; // so that neighbours on the ring keep apart
@@ -170,7 +170,7 @@ function tell(peer) {
   more.replaceChildren(
     make("strong", { class: "mono" }, peer.reach === "self" ? "this node" : called(picked)),
     line(`${peer.state} · round ${count(peer.round)} · ${count(peer.speed)} tokens/s`),
-    line([peer.member ? "member" : ["left", "gone"].includes(peer.state) ? "" : "not a member yet", SPOKEN[peer.reach] ?? peer.reach].filter(Boolean).join(" · ")),
+    line([peer.member ? "member" : ["left", "gone", "unreached"].includes(peer.state) ? "" : "not a member yet", SPOKEN[peer.reach] ?? peer.reach].filter(Boolean).join(" · ")),
     line(`↑ ${rate(peer.up)}  ↓ ${rate(peer.down)}`),
   );
   more.hidden = false;

@@ -30,28 +30,31 @@ function drawNode() {
   find("certificates-card").hidden = !node.certifies;
   for (const key of document.querySelectorAll("[data-phase]")) key.hidden = !node.certifies && (Boolean(rollouts) || key.dataset.phase !== "reduce");
   put("t-loss", rollouts ? (rollouts.reward == null ? NONE : rollouts.reward.toFixed(3)) : decimal(node.loss ?? node.train_loss));
-  put("t-loss-more", rollouts ? "mean of own answers" : heldOut ? (node.metric === "held-out loss" ? "" : node.metric) || "" : node.train_loss == null ? "not measured yet" : "of this node");
+  const unit = (heldOut ? node.metric : node.train_metric) || "";
+  const named = ["training loss", "held-out loss"].includes(unit) ? "" : unit;
+  put("t-loss-more", rollouts ? "mean of own answers" : heldOut ? named : node.train_loss == null ? "not measured yet" : [named, "of this node"].filter(Boolean).join(" · "));
   const gone = summary.states?.gone;
   put("t-nodes", count(summary.alive ?? 0));
-  put("t-nodes-more", [plural(node.members, "member"), gone && `${count(gone)} gone`, summary.following && `${count(summary.following)} following`].filter(Boolean).join(" · "));
+  put("t-nodes-more", [plural(node.members, "member"), gone && `${count(gone)} gone`, summary.following && `${count(summary.following)} not`].filter(Boolean).join(" · "));
   put("t-speed-name", rollouts ? "Generated" : "Speed");
-  const speed = rollouts ? [count(rollouts.generated_tokens), " tokens"] : [count(Math.round(summary.tokens_per_s ?? 0)), " tokens/s"];
+  const speed = rollouts ? [count(rollouts.generated_tokens), " tokens"] : [summary.tokens_per_s ? count(Math.round(summary.tokens_per_s)) : NONE, " tokens/s"];
   find("t-speed").replaceChildren(speed[0], make("small", {}, speed[1]));
-  put("t-speed-more", rollouts ? "by this node" : `this node ${count(Math.round(node.tokens_per_s))}`);
+  put("t-speed-more", rollouts ? "by this node" : node.tokens_per_s == null ? "this node not measured yet" : `this node ${count(Math.round(node.tokens_per_s))}`);
   put("t-traffic", rate((node.upload || 0) + (node.download || 0)));
   put("t-traffic-more", `↑ ${rate(node.upload)} · ↓ ${rate(node.download)}`);
   put("me", called(node.peer));
   find("me").title = node.peer;
   const drawn = Object.keys(state.peers).length;
   put("map-sum", `${plural(summary.known ?? drawn, "node")} known${drawn < summary.known ? `, ${count(drawn)} of them drawn` : ""}`);
-  put("loss-unit", node.metric || "");
+  put("loss-unit", [node.metric, node.metric && node.train_metric !== node.metric && "training in a unit of its own"].filter(Boolean).join(" · "));
   put("software", node.software);
   const facts = [
-    ["Up for", duration(node.uptime_s)], ["Memory", bytes(node.memory_bytes)], ["Processor", `${(node.cpu || 0).toFixed(2)} cores`],
+    ["Up for", duration(node.uptime_s)], ["Memory, daemon", bytes(node.memory_bytes)], ["Processor, daemon", `${(node.cpu || 0).toFixed(2)} cores`],
     ["Device", node.device], ["Waiting", percent(node.blocked_fraction, 1)], ["Bytes sent", bytes(node.sent)],
     ["Upload cap", node.max_upload ? rate(node.max_upload) : "none"], ["Download cap", node.max_download ? rate(node.max_download) : "none"],
   ];
-  find("facts").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", { title: value }, value)]));
+  if (node.gave_rounds) facts.push(["It gave", `${count(node.gave_tokens)} tokens in ${plural(node.gave_rounds, "round")} since ${new Date(1000 * node.gave_since).toLocaleDateString()}`, "whole"]);
+  find("facts").replaceChildren(...facts.flatMap(([name, value, kind]) => [make("dt", {}, name), make("dd", { title: value, class: kind }, value)]));
   put("pause", node.paused ? "Resume" : "Pause");
   const over = !connected || ["leaving", "done"].includes(node.phase);
   find("pause").disabled = find("leave").disabled = over;
@@ -188,7 +191,7 @@ find("pause").addEventListener("click", async () => {
   if (await confirmed("Pause this node?", "It stops training after the step under way and stays a member. The others go on without its weight.", "Pause", false)) await carryOut("pause");
 });
 find("leave").addEventListener("click", async () => {
-  if (await confirmed("Leave the swarm?", "This node says goodbye and stops, and this page with it. What it trained since its last round is lost. Start it again with shoal run.", "Leave", true)) await carryOut("leave");
+  if (await confirmed("Leave the swarm?", "This node says goodbye and stops, and this page with it. What it trained in the round under way may not count. Start it again with shoal run.", "Leave", true)) await carryOut("leave");
 });
 
 find("setup").addEventListener("toggle", async () => find("setup").open && (await import("./settings.js")).openSettings(withToken));

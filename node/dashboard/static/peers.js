@@ -7,7 +7,7 @@ import { NONE, REACHED, bytes, called, count, find, make, nameThem, plural, put,
 const PART = 30; // of one answer, as the node gives them
 const RENEW_MS = 2000;
 const TYPING_MS = 200;
-const STATES = ["training", "joining", "paused", "silent", "left", "gone"];
+const STATES = ["training", "joining", "paused", "silent", "left", "gone", "unreached"];
 const RISING = ["peer", "state", "reach"];
 
 let wanted = { find: "", group: "", sort: "peer", down: false, first: 0 };
@@ -54,7 +54,7 @@ export function drawSummary(summary) {
   chip("", "all", summary.known);
   for (const name of STATES) chip(name, name, states[name]);
   chip("member", "members", summary.members);
-  chip("following", "following", summary.following);
+  chip("following", "not members", summary.following);
   chip("behind", "behind", summary.behind);
   const facts = [];
   if (summary.speeds && summary.known > 1) {
@@ -146,7 +146,7 @@ function fresh(id) {
 
 const standing = (peer) => [
   peer.state,
-  peer.member || ["joining", "left", "gone"].includes(peer.state) ? "" : "no member",
+  peer.member || ["joining", "left", "gone", "unreached"].includes(peer.state) ? "" : "no member",
   peer.behind ? `${plural(peer.behind, "round")} behind` : "",
 ].filter(Boolean).join(" · ");
 

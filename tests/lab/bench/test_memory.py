@@ -15,6 +15,7 @@ import pytest
 
 from shoal.cli.init import InitOptions, found
 from shoal.cli.main import execute
+from shoal.lab.bench.disk import NAMELESS, OnDisk
 from shoal.lab.bench.memory import (
     SAMPLE_S,
     MemoryBench,
@@ -29,6 +30,7 @@ from shoal.lab.bench.memory import (
 from shoal.lab.bench.swarm import GRACE_S
 from shoal.lab.bench.synthetic import TRAINED_NAME
 from shoal.lab.case import Numbers
+from shoal.lab.targets import Spread
 from shoal.protocol.identity import Identity
 
 TAKEN = 128 << 20
@@ -45,6 +47,8 @@ def result(*peaks: tuple[int, int, int, int], strategy: str = "diloco") -> Memor
             identical=True,
             most=Resident(anonymous=anonymous, shared=shared, file=1),
             most_file=file,
+            disk=OnDisk(kinds={"state": 20 * numel + 7, NAMELESS: 3 * numel}, apparent=numel),
+            disk_rest=OnDisk(kinds={"state": 16 * numel + 7}, apparent=numel),
         )
         for numel, anonymous, shared, file in peaks
     )
@@ -130,6 +134,18 @@ def test_a_whole_nodes_row_is_its_optimizers_and_what_its_processes_share_counts
     assert (manifest.workload.name, manifest.inner.optimizer) == (TRAINED_NAME, "adamw8bit")
 
 
+def test_disk_has_a_row_with_adamw_and_is_told_by_kind_at_the_peak_and_at_rest() -> None:
+    found = result((10, 250_000_000, 50, 40), (30, 250_000_360, 90, 600))
+    whole = msgspec.structs.replace(found, bench=MemoryBench(optimizer="adamw"))
+    held, disk = whole.rows
+    assert disk.measured == Spread.of([23.0])
+    assert (held.unit, disk.unit, disk.target, disk.aim) == ("bytes a parameter", "bytes a parameter", 24.0, 16.0)
+    assert (disk.met, disk.aim_met) == (True, False)
+    document = to_document(whole)
+    assert document["disk_bytes_per_parameter"] == {"peak": 23.0, "at rest": 16.0}
+    assert document["disk_by_kind"] == {"peak": {NAMELESS: 3, "state": 20}, "at rest": {NAMELESS: 0, "state": 16}}
+
+
 @PROC
 @pytest.mark.long
 @pytest.mark.parametrize("trainers", [(), ("--optimizer", "adamw")])
@@ -139,3 +155,4 @@ def test_real_nodes_are_measured(trainers: tuple[str, ...], capsys: pytest.Captu
     found = json.loads(capsys.readouterr().out)
     assert [peak["numel"] for peak in found["peaks"]] == [1_000_000, 4_000_000]
     assert all(peak["most"]["anonymous"] > 0 for peak in found["peaks"])
+    assert all(peak["disk"]["kinds"]["state"] >= 8 * peak["numel"] for peak in found["peaks"])

@@ -13,6 +13,7 @@ from shoal.lab.bench import policy_updates
 from shoal.lab.bench.policy_updates import UpdateSizes, measure_updates
 from shoal.lab.bench.samplers import Followed, SamplersBench, SamplersResult, SamplersSwarm, Window, to_document
 from shoal.lab.shipped import init_tables
+from shoal.node.control_client import FetchedStatus
 from shoal.node.reporting.events import Certified, Rollouts
 from shoal.node.state.checkpoints import LAYOUT
 from shoal.protocol.manifest import validate_manifest
@@ -20,8 +21,15 @@ from tests.node.checkpoint_lab import LAYOUT as SMALL
 from tests.node.ledger import identity
 
 
-def window(reward: float, *, memory_mb: float | None = None, update_bytes: float | None = None) -> Window:
+def window(
+    reward: float,
+    *,
+    memory_mb: float | None = None,
+    update_bytes: float | None = None,
+    fetched: dict[str, FetchedStatus] | None = None,
+) -> Window:
     return Window(
+        fetched=fetched or {},
         reward=reward,
         rounds=10,
         certified=4,
@@ -39,7 +47,8 @@ def update(changes_bytes: int, rate: float = 1e-6) -> UpdateSizes:
 
 
 def result(alone: float, beside: float, changes_bytes: int = 50) -> SamplersResult:
-    of_sampler = window(beside, memory_mb=120 * 2**20 / 1e6, update_bytes=100.0)
+    fetched = {"changes": FetchedStatus(times=4, bytes=80)}
+    of_sampler = window(beside, memory_mb=120 * 2**20 / 1e6, update_bytes=100.0, fetched=fetched)
     updates = update(900, rate=1e-3), update(changes_bytes)
     return SamplersResult(
         bench=SamplersBench(), means="a quota", updates=updates, alone=window(alone), beside=of_sampler
@@ -56,13 +65,14 @@ def test_what_cannot_be_measured_is_refused(option: str, value: str, capsys: pyt
 
 def test_reward_is_compared_with_that_of_trainers_alone_and_each_number_stands_beside_its_target() -> None:
     found = result(10.0, 15.0)
-    assert [row.met for row in found.rows] == [True, True, None, True]
-    assert found.rows[2].measured is not None
-    assert found.rows[2].measured.median == 0.5
-    assert [row.met for row in result(10.0, 14.9, changes_bytes=51).rows] == [False, True, None, False]
+    assert [row.met for row in found.rows] == [True, True, None, None, True]
+    assert [row.measured.median for row in found.rows[2:4] if row.measured is not None] == [0.5, 0.1]
+    assert [row.met for row in result(10.0, 14.9, changes_bytes=51).rows] == [False, True, None, None, False]
     assert result(0.0, 1.0).rows[0].met is None
     crowded = SamplersResult(bench=SamplersBench(), means="a quota", alone=window(10.0), beside=window(1.0))
-    assert [row.met for row in crowded.rows] == [False, None, None, None], "who followed no two rounds tells no update"
+    assert [row.met for row in crowded.rows] == [False, None, None, None, None], (
+        "who followed no two rounds tells no update"
+    )
     assert to_document(found) | {"reward": 15.0, "reward_trainers_alone": 10.0} == to_document(found)
     assert [to_document(found)[key] for key in ("update_bytes", "policy_bytes", "sampler_extra_bytes")] == [
         100.0,
@@ -83,7 +93,10 @@ def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_not(tmp_
         swarm.journal.add(trainer.index, Certified(at=at, round=number, digest=""))
     assert swarm.has_begun()
     assert swarm.followed() == {}, "who does not run says nothing"
-    before, after = {1: Followed(2, 100), 2: Followed(2, 0)}, {1: Followed(4, 400), 3: Followed(4, 0)}
+    early = {"state": FetchedStatus(times=1, bytes=900), "changes": FetchedStatus(times=1, bytes=10)}
+    late = early | {"changes": FetchedStatus(times=3, bytes=40)}
+    before = {1: Followed(2, 100, early), 2: Followed(2, 0, {})}
+    after = {1: Followed(4, 400, late), 3: Followed(4, 0, late)}
     assert swarm.window(2.0, before, before).update_bytes is None
     assert swarm.window(2.0, before, after) == Window(
         reward=0.75,
@@ -93,9 +106,14 @@ def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_not(tmp_
         policy_bytes=2 * SMALL.numel,
         update_bytes=150.0,
         memory_mb=None,
+        fetched={"changes": FetchedStatus(times=2, bytes=30)},
     )
     assert swarm.manifest.swarm.founders == [trainer.peer_id]
     assert swarm.manifest.workload.name == "char-policy"
+    assert swarm.manifest.rollouts is not None
+    assert swarm.manifest.rollouts.images
+    slow = SamplersSwarm(SamplersBench(trainers=1, lr=1e-6), 1, tmp_path / "slow").manifest
+    assert slow.inner.lr == 1e-6 != swarm.manifest.inner.lr
 
 
 def test_smaller_steps_change_fewer_values_and_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from shoal.lab.bench.sapo import WarmStarts, agent_identity, measure_sapo
 from shoal.lab.bench.sapo_attack import FLOOD, GROUPS, KINDS, Attacker
-from shoal.lab.bench.sapo_spec import TASKS, SapoBench, SapoResult, task_choices, taught_choices
+from shoal.lab.bench.sapo_spec import TASKS, SapoBench, SapoOptions, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import KEPT_ROUNDS, MemberSharing, SharedMemory
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.scoring import Scorer
-from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.node.sapo.tasks import Config, Task, TaskChoice, TaskFamily, TaskSource
 from shoal.node.sapo.warm_up import WarmUpSettings
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import render_manifest
+from tests.manifests import manifest_of
 
 TINY = CharModelSettings(width=16, layers=1, heads=2, prompt_chars=16, completion_tokens=6, alphabet="0123456789-. \n")
 
@@ -113,6 +118,51 @@ def test_rewards_are_those_of_the_exact_answer_or_shared_among_texts_that_contai
         assert right
         assert family.score(task, right) == 1.0
         assert family.score(task, right + "z" * len(right)) == of_half
+
+
+class Echo(TaskFamily):
+    """Of a user: the digit that was asked for."""
+
+    name = "echo"
+    version = "1"
+    scoring = "direct"
+
+    def check(self, config: Config) -> None:
+        assert config == {"digits": 1}
+
+    def question(self, config: Config, seed: int, index: int) -> str:
+        return f"say {(seed + index) % 10}"
+
+    def solution(self, task: Task) -> str:
+        return task.question[-1]
+
+    def score(self, task: Task, text: str) -> float:
+        return float(text == self.solution(task))
+
+
+def test_agents_train_on_the_tasks_that_they_are_given_by_their_own_rewards() -> None:
+    tasks = (TaskChoice(family=Echo(), config={"digits": 1}, weight=3),)
+    result = measure_sapo(tiny_bench(tasks=tasks, rounds=2), seed=1)
+    assert result.tasks == "echo {'digits': 1} × 3"
+    assert min(result.warm_up_rewards) >= 0.05  # none of them knew an answer, and each was taught some
+    assert result.cumulative_reward > 0
+    assert result.informative_groups > 0
+    with pytest.raises(ConfigError, match="of one task there is no half"):
+        tiny_bench(tasks=tasks, skills="unlike")
+
+
+def test_tasks_are_those_of_a_manifest(tmp_path: Path) -> None:
+    founder = Identity.from_seed(bytes(32)).peer_id
+    section = {"tasks": [{"family": "lcm", "config": {"max_value": 9}, "weight": 2}, {"family": "gcd"}]}
+    shared = manifest_of([founder], {"sync": {"strategy": "rollouts"}, "rollouts": section})
+    (tmp_path / "shared.toml").write_text(render_manifest(shared))
+    (bench,) = SapoOptions(tasks=tmp_path / "shared.toml").benches
+    assert [(one.family.name, one.weight) for one in bench.tasks] == [("lcm", 2), ("gcd", 1)]
+    assert bench.facts["tasks"] == "lcm {'max_value': 9} × 2; gcd default × 1"
+    assert SapoOptions().benches[0].facts["tasks"] == ""
+    (tmp_path / "alone.toml").write_text(render_manifest(manifest_of([founder])))
+    with pytest.raises(ConfigError, match=r"it has no \[rollouts\]; `shoal init --strategy rollouts`"):
+        _ = SapoOptions(tasks=tmp_path / "alone.toml").benches
 
 
 def test_unlike_agents_are_taught_unlike_families_that_cover_all() -> None:

@@ -12,7 +12,15 @@ import typer
 from shoal.lab.bench import sapo_table as bench_sapo_table
 from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.sapo_spec import SapoBench, SapoOptions, SapoResult
-from shoal.lab.bench.sapo_table import TABLE, SapoTableOptions, measure_all, read_results, rows_of, summary_table
+from shoal.lab.bench.sapo_table import (
+    TABLE,
+    SapoTableOptions,
+    measure_all,
+    read_results,
+    rows_of,
+    summary_table,
+    to_lines,
+)
 from shoal.lab.case import CaseOptions
 from shoal.protocol.errors import ConfigError
 
@@ -103,6 +111,23 @@ def test_the_table_compares_with_the_first_setting_seed_by_seed() -> None:
         "| 4/4 | 16.5 | 1.12 (1.05 to 1.20) | 0.250 | 33000 | 2.25 (2.10 to 2.40) | 2 |",
         "| 4/4, 1 attack | 9.0 | 1.20 | 0.250 | 18000 | 1.80 | 1 |",  # three honest agents, in place of four
     ]
+
+
+def test_runs_of_few_rounds_in_which_nobody_earned_anything_have_their_rows_too() -> None:
+    alone, shared = BENCHES
+    results = [result_of(alone, 1, reward=0.0), result_of(shared, 1, reward=0.5), result_of(alone, 2, reward=2.0)]
+    assert summary_table(results).splitlines()[2:] == [
+        "| 8/0 | 1.0 | 1.00 | 0.250 | 1000 | 1.00 | 2 |",
+        "| 4/4 | 0.5 |  | 0.250 | 500 |  | 1 |",
+    ]
+    assert [row.measured for row in rows_of(results)] == [None, None, None]
+
+
+def test_runs_of_other_tasks_are_another_swarm() -> None:
+    alone, shared = BENCHES
+    other = msgspec.structs.replace(result_of(shared, 1), tasks="echo default × 1")
+    heads = [line for line in to_lines([result_of(alone, 1), other]) if line.endswith(":")]
+    assert [head.endswith(", tasks echo default × 1:") for head in heads] == [False, True]
 
 
 def test_results_of_several_runs_are_held_against_the_targets(

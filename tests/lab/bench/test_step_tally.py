@@ -13,14 +13,16 @@ import pytest
 import torch
 
 from shoal.collectives.commitment import bitmap, chunk_hash, merkle_root
+from shoal.collectives.grid import Grid
 from shoal.lab.bench.step_tally import NodeTally, read_node, tally
 from shoal.lab.bench.tally_workload import NOTES, QUANTUM, WORKLOAD_NAME, steps_made
 from shoal.node.training.trainer_messages import Assignment
 from shoal.node.workload import load_workload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
-from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Plan, Round, Term
+from shoal.protocol.messages import OwnedRange, Participant
 from shoal.protocol.wire import canonical
+from tests.round_messages import plan_with
 
 PEERS = [Identity.from_seed(bytes([i + 1]) * 32).peer_id for i in range(4)]
 NUMEL, CHUNK_VALUES, APART_ROUND = 50_000, 4096, 4
@@ -84,18 +86,13 @@ class Remains:
         there = [node for node in range(4) if (node, number) in self.certified]
         chunks = {node: self._chunks(node, number) for node in range(4) if (node, number) in self.steps}
         roots = {node: merkle_root([chunk_hash(chunk) for chunk in of_node]) for node, of_node in chunks.items()}
-        plan = Plan(
-            term=Term(),
-            round=Round(number),
-            base=NO_HASH,
-            view=0,
-            attempt=0,
+        plan = plan_with(
+            (Participant(PEERS[node], 10, 10, roots[node]) for node in there),
+            Grid(NUMEL, CHUNK_VALUES),
+            round=number,
             planner=PEERS[1],
-            participants=tuple(Participant(PEERS[node], 10, 10, roots[node]) for node in there),
             owners=(OwnedRange(0, 0, CHUNKS),),
             codec="fp32",
-            numel=NUMEL,
-            chunk_values=CHUNK_VALUES,
         )
         bitmaps = [
             bitmap([at for at, node in enumerate(there) if (node, number, chunk) not in self.left_out], len(there))

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -59,14 +59,6 @@ SMALL = Campaign(seed=1818, runs=5, peers=(4,), codecs=("int4",), short=True, ke
 """Of a seed with which a lead, one in a repair, one that hangs and one that hangs for good are struck, then lanes."""
 SHORT = Campaign(seed=2, runs=20, short=True, keep=True)
 """Of a seed with which every kind of fault strikes, those that take two nodes included."""
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def within_deadline() -> None:
-        with trio.fail_after(20):
-            await test()
-
-    trio.run(within_deadline)
 
 
 # -- a short campaign ----------------------------------------------------------------------------------------
@@ -316,23 +308,20 @@ def test_swarms_that_do_not_come_up_fail_their_runs_and_end_the_command_with_1(
     assert (tmp_path / "failures" / "2" / "nodes" / "0" / "log.txt").exists()
 
 
-def test_the_command_that_a_failure_names_does_the_same_run_again(
+async def test_the_command_that_a_failure_names_does_the_same_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail() -> None:
-        swarm = LivingSwarm(tmp_path / "swarm", Group(peers=4, codec="bf16"), seed=5)
-        log = swarm.nodes[2].folder / "events.jsonl"
-        log.write_text("{}\n")
-        (swarm.nodes[2].folder / "rounds" / "0.0-7").mkdir(parents=True)
-        told: list[RunRecord] = []
-        course = campaign._Course(broken, tmp_path, told.append)
-        await course._record(swarm, RunRecord(run=drawn, wrong_values=1, problems=("round 7: 1 wrong values",)))
-        assert [record.failed for record in told] == [True]
-
     broken = Campaign(seed=5, runs=30, peers=(3, 4), codecs=("bf16",))
     drawn = broken.drawn()[22]
     (tmp_path / "failures").mkdir()
-    run(fail)
+    swarm = LivingSwarm(tmp_path / "swarm", Group(peers=4, codec="bf16"), seed=5)
+    log = swarm.nodes[2].folder / "events.jsonl"
+    log.write_text("{}\n")
+    (swarm.nodes[2].folder / "rounds" / "0.0-7").mkdir(parents=True)
+    told: list[RunRecord] = []
+    course = campaign._Course(broken, tmp_path, told.append)
+    await course._record(swarm, RunRecord(run=drawn, wrong_values=1, problems=("round 7: 1 wrong values",)))
+    assert [record.failed for record in told] == [True]
     folder = tmp_path / "failures" / "23"
     assert (folder / "nodes" / "2" / "events.jsonl").read_text() == "{}\n"
     assert (folder / "nodes" / "2" / "rounds" / "0.0-7").is_dir()
@@ -448,39 +437,33 @@ def test_the_bound_grows_with_what_there_is_to_notice() -> None:
 # -- orders in test mode -------------------------------------------------------------------------------------
 
 
-def test_a_vote_is_noticed_and_a_certificate_that_was_faster_told_apart(tmp_path: Path) -> None:
+async def test_a_vote_is_noticed_and_a_certificate_that_was_faster_told_apart(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     log.write_bytes(line_of(Voted(round=4, view=0)) + line_of(Linked(peer="a")))
 
-    async def test() -> None:
-        async def append(event: Event) -> None:
-            with log.open("ab") as file:
-                file.write(line_of(event))
+    async def append(event: Event) -> None:
+        with log.open("ab") as file:
+            file.write(line_of(event))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(append, Voted(round=5, view=0))
-            assert await until_voted(log, 5)
-        await append(Certified(round=5, digest="aa"))
-        assert not await until_voted(log, 5)
-
-    run(test)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(append, Voted(round=5, view=0))
+        assert await until_voted(log, 5)
+    await append(Certified(round=5, digest="aa"))
+    assert not await until_voted(log, 5)
 
 
-def test_an_order_gets_its_arguments_and_only_test_mode_has_any(tmp_path: Path) -> None:
+async def test_an_order_gets_its_arguments_and_only_test_mode_has_any(tmp_path: Path) -> None:
     async def echo(arguments: Sequence[str]) -> Mapping[str, JsonValue]:
         return {"said": list(arguments)}
 
-    async def test() -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(ControlServer(tmp_path, {}, {"echo": echo}).run)
-            ask = partial(request, tmp_path, deadline_s=5.0)
-            assert await trio.to_thread.run_sync(ask, "echo", "a", "b") == {"said": ["a", "b"]}
-            assert await trio.to_thread.run_sync(ask, "echo") == {"said": []}
-            with pytest.raises(ControlRefused, match="unknown op 'cut'; this node knows echo"):
-                await trio.to_thread.run_sync(ask, "cut", "a")
-            nursery.cancel_scope.cancel()
-
-    run(test)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(ControlServer(tmp_path, {}, {"echo": echo}).run)
+        ask = partial(request, tmp_path, deadline_s=5.0)
+        assert await trio.to_thread.run_sync(ask, "echo", "a", "b") == {"said": ["a", "b"]}
+        assert await trio.to_thread.run_sync(ask, "echo") == {"said": []}
+        with pytest.raises(ControlRefused, match="unknown op 'cut'; this node knows echo"):
+            await trio.to_thread.run_sync(ask, "cut", "a")
+        nursery.cancel_scope.cancel()
     manifest = campaign_manifest(Group(peers=3, codec="fp32"), 1, [Identity.generate().peer_id])
     for test_mode in (True, False):
         config = NodeConfig(manifest=manifest, data_dir=tmp_path / "node", test_mode=test_mode)
@@ -492,21 +475,17 @@ def test_an_order_gets_its_arguments_and_only_test_mode_has_any(tmp_path: Path) 
             assert set(orders(node.parts, node.rounds)) == everyday | ({"hold", "cut"} if test_mode else set())
 
 
-def test_holds_are_replaced_by_an_order(tmp_path: Path) -> None:
+async def test_holds_are_replaced_by_an_order(tmp_path: Path) -> None:
     manifest = campaign_manifest(Group(peers=3, codec="fp32"), 1, [Identity.generate().peer_id])
     config = NodeConfig(manifest=manifest, data_dir=tmp_path, test_mode=True, holds=(Hold.parse("1:train"),))
-
-    async def test() -> None:
-        with Store(tmp_path) as store:
-            log = EventLog(tmp_path / "events.jsonl")
-            node = Node(config, store, log, lambda _: None)
-            await orders(node.parts, node.rounds)["hold"](["2:train", "2:reduce:0.5"])
-            await node.parts.holds.at(1, "train")  # not held any more
-            with trio.move_on_after(0.2):
-                await node.parts.holds.at(2, "train")
-            with pytest.raises(ConfigError, match="a hold is written ROUND:PHASE"):
-                await orders(node.parts, node.rounds)["hold"](["soon"])
-            log.close()
-
-    run(test)
+    with Store(tmp_path) as store:
+        log = EventLog(tmp_path / "events.jsonl")
+        node = Node(config, store, log, lambda _: None)
+        await orders(node.parts, node.rounds)["hold"](["2:train", "2:reduce:0.5"])
+        await node.parts.holds.at(1, "train")  # not held any more
+        with trio.move_on_after(0.2):
+            await node.parts.holds.at(2, "train")
+        with pytest.raises(ConfigError, match="a hold is written ROUND:PHASE"):
+            await orders(node.parts, node.rounds)["hold"](["soon"])
+        log.close()
     assert [json.loads(line)["round"] for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [2]

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from shoal.lab.explore.agreement import Explorer
-from shoal.lab.explore.scope import Scope, Values, electorate, outweighs
+from shoal.lab.explore.scope import Scope, Values, electorate
 from shoal.lab.explore.search import Exploration
 from shoal.lab.explore.walk import walk
 from shoal.lab.explore.word import broken_promise, still_binding
+from shoal.lab.quorum_rule import outweighs
 from shoal.protocol import agreement as agreement_module
 from shoal.protocol import certificate as certificate_module
 from shoal.protocol import voting as voting_module

@@ -92,13 +92,6 @@ class GivesNobodyUp(MembershipMachine):
         return super()._overdue(peer, watched, now)
 
 
-class NeverVotes(Agreement):
-    """Leads, proposes and moves on, and votes for nothing."""
-
-    def _try_vote(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
-        return []
-
-
 class OneVoteIsEnough(Agreement):
     """Holds a value that any one member voted for to be certified; its prepares are counted as they have to be."""
 

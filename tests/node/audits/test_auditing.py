@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
-import trio
 
 from shoal.node.audits.auditing import Auditing
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.evidence import DoubleVote, pack
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import VOTE_DOMAIN, Plan, Value, domain_hash, step_preimage
+from shoal.protocol.messages import VOTE_DOMAIN, Value, domain_hash, step_preimage
 from tests.manifests import manifest_of
 from tests.node.ledger import Ledger, identity
 from tests.protocol.lab import value_of
+from tests.round_messages import plan_with
 
 MEMBER, STRANGER = identity(2), Identity.from_seed(b"s" * 32)
 
@@ -50,25 +50,22 @@ def double_vote(liar: Identity, base: Value) -> bytes:
     return pack(DoubleVote(base=base, peer=liar.peer_id, view=0, values=(both[0], both[1]), signatures=(one, other)))
 
 
-def test_evidence_is_kept_against_who_takes_part_or_did_in_rounds_that_there_were(tmp_path: Path) -> None:
+async def test_evidence_is_kept_against_who_takes_part_or_did_in_rounds_that_there_were(tmp_path: Path) -> None:
     """Anybody can make keys, and have them lie, and invent the rounds in which they did."""
 
-    async def main() -> None:
-        auditing, ledger, proven = auditing_in(tmp_path)
-        head = ledger.chain.head
-        never = msgspec.structs.replace(head, round=10**6, members=(MEMBER.peer_id, STRANGER.peer_id))
-        for liar, base in ((STRANGER, head), (MEMBER, never), (STRANGER, never)):
-            with pytest.raises(NetworkError):
-                await auditing._keep(double_vote(liar, base))
-        assert (auditing.evidence_store.verdicts, proven) == ((), [])
-        await auditing._keep(double_vote(MEMBER, head))
-        assert proven == [MEMBER.peer_id]
-        linked, ledger, proven = auditing_in(tmp_path / "linked", STRANGER.peer_id)
-        await linked._keep(double_vote(STRANGER, ledger.chain.head))
-        assert proven == [STRANGER.peer_id], "it may be planned"
-
     (tmp_path / "linked").mkdir()
-    trio.run(main)
+    auditing, ledger, proven = auditing_in(tmp_path)
+    head = ledger.chain.head
+    never = msgspec.structs.replace(head, round=10**6, members=(MEMBER.peer_id, STRANGER.peer_id))
+    for liar, base in ((STRANGER, head), (MEMBER, never), (STRANGER, never)):
+        with pytest.raises(NetworkError):
+            await auditing._keep(double_vote(liar, base))
+    assert (auditing.evidence_store.verdicts, proven) == ((), [])
+    await auditing._keep(double_vote(MEMBER, head))
+    assert proven == [MEMBER.peer_id]
+    linked, ledger, proven = auditing_in(tmp_path / "linked", STRANGER.peer_id)
+    await linked._keep(double_vote(STRANGER, ledger.chain.head))
+    assert proven == [STRANGER.peer_id], "it may be planned"
 
 
 def test_disputed_plans_of_one_lead_are_one_job_and_leave_room_for_evidence(tmp_path: Path) -> None:
@@ -76,19 +73,6 @@ def test_disputed_plans_of_one_lead_are_one_job_and_leave_room_for_evidence(tmp_
     head = ledger.chain.head
     auditing._witness.disputes = lambda plan: True  # type: ignore[method-assign]
     for attempt in range(1000):
-        plan = Plan(
-            term=head.next_term,
-            round=head.next_round,
-            base=head.hash,
-            view=0,
-            attempt=attempt,
-            planner=MEMBER.peer_id,
-            participants=(),
-            owners=(),
-            evicted=(),
-            codec="fp32",
-            numel=1,
-            chunk_values=1,
-        )
+        plan = plan_with((), after=head, attempt=attempt, planner=MEMBER.peer_id, owners=())
         auditing.said(MEMBER.peer_id, plan)
     assert auditing._job_queue.statistics().current_buffer_used == 1

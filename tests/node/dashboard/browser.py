@@ -18,6 +18,7 @@ import trio
 from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.service import PageService
 from shoal.node.options import PageAddress
+from tests.waiting import running
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 DEADLINE_S = 90.0
@@ -68,8 +69,7 @@ class Served:
 
     async def _serve(self) -> None:
         page = PageService(self.swarm, PageAddress(port=self._port, or_free=False), folder=self._folder)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(page.run)
+        async with running(page):
             self._pass_on(page)
             self.url, self.link = page.url or "", page.link or ""
             self._up.set()
@@ -79,7 +79,6 @@ class Served:
                 self.swarm.advance(time.time())
                 self._pass_on(page)
                 await trio.sleep(STEP_S)
-            nursery.cancel_scope.cancel()
 
     def _pass_on(self, page: PageService) -> None:
         while self.swarm.waiting:

@@ -25,12 +25,12 @@ def test_only_members_silent_for_an_hour_are_said_to_be_forgettable() -> None:
     assert "forget" not in remedy(swarm)
     swarm.silent_for_long = True
     gone = [peer.peer for peer in swarm.look().peers if peer.reach == "gone"]
-    assert f"if gone for good: shoal rebase --forget {' '.join(gone)}" in remedy(swarm)
+    assert f"if gone for good: shoal rebase --forget {' '.join(gone)}, where the authority's key is" in remedy(swarm)
 
 
 def test_page_tells_when_it_is_the_nodes_turn_where_seats_are_few() -> None:
     facts = SyntheticSwarm(peers=3, now=time.time(), rounds=3).look()
-    for rounds, told in ((None, []), (0, ["has a seat in this round"]), (3, ["follows, its turn in about 3 rounds"])):
+    for rounds, told in ((None, []), (0, ["has a seat in this round"]), (3, ["waits for its seat, about 3 rounds"])):
         node = msgspec.structs.replace(facts.node, turn_in_rounds=rounds)
         checks = health_of(node, summary_of(facts.peers))
         assert [check.detail for check in checks if check.name == "Seat"] == told

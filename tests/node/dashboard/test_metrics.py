@@ -14,7 +14,8 @@ from shoal.node.dashboard.facts import Facts
 from shoal.node.reporting.metrics import OTHER, PEER_LABEL_LIMIT, Metrics
 from tests.node.dashboard.lab import NOW
 
-GRAFANA = Path(__file__).resolve().parents[3] / "deploy" / "grafana.json"
+ROOT = Path(__file__).resolve().parents[3]
+GRAFANA, INTERFACES = ROOT / "deploy" / "grafana.json", ROOT / "docs" / "interfaces.md"
 SERIES_LIMIT = 400
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -127,10 +128,19 @@ def test_what_is_not_known_yet_is_nan_and_text_of_peers_cannot_break_the_format(
     swarm = SyntheticSwarm(peers=1, now=NOW, rounds=0)
     facts = swarm.look()
     node = msgspec.structs.replace(facts.node, name='reef "\\\n# HELP', workload="x}\n")
-    found = scrape(Metrics(), msgspec.structs.replace(facts, node=node))
+    own = [msgspec.structs.replace(peer, name="barn" if peer.reach == "self" else "mill") for peer in facts.peers]
+    found = scrape(Metrics(), msgspec.structs.replace(facts, node=node, peers=own))
     assert found["shoal_held_out_loss", ()] != found["shoal_held_out_loss", ()]
     (info,) = [dict(labels) for (name, labels), _ in found.items() if name == "shoal_node_info"]
-    assert (info["name"], info["workload"]) == ('reef "\\\n# HELP', "x}\n")
+    assert (info["name"], info["swarm_name"], info["workload"]) == ("barn", 'reef "\\\n# HELP', "x}\n")
+
+
+def test_each_phase_that_the_interface_lists_has_a_series() -> None:
+    listed = re.search(r"phase \((.*?)\)", INTERFACES.read_text(), re.DOTALL)
+    assert listed is not None
+    found = scrape(Metrics(), SyntheticSwarm(peers=1, now=NOW, rounds=0).look())
+    phases = {labels[0][1] for name, labels in found if name == "shoal_phase"}
+    assert {"forked", "abstaining", "seeking"} < phases == set(re.findall(r"`([a-z ]+)`", listed[1]))
 
 
 def test_grafana_asks_only_for_metrics_that_a_node_has() -> None:

@@ -246,6 +246,29 @@ def test_a_round_has_the_times_of_its_phases_and_what_disturbed_it() -> None:
     assert disturbed.ended - disturbed.began <= ROUND_S
 
 
+def test_what_the_node_gave_is_what_it_contributed_to_certified_rounds_also_in_lives_before() -> None:
+    swarm = SyntheticSwarm(peers=2, now=NOW, rounds=0)
+    model = Model()
+    told = [
+        events.Contributed(at=NOW - 9, round=1, tokens=100),
+        events.Certified(at=NOW - 8, round=1, digest="d"),
+        events.Contributed(at=NOW - 7, round=2, tokens=30),
+        events.Contributed(at=NOW - 6, round=2, tokens=50),  # of the next life
+        events.Certified(at=NOW - 5, round=2, digest="d"),
+        events.Certified(at=NOW - 4, round=3, digest="d"),  # without it
+        events.Contributed(at=NOW - 3, round=4, tokens=1000),
+    ]
+    for event in told:
+        model.hear(event)
+    follow(model, swarm)
+    node = model.snapshot()["node"]
+    assert (node["gave_rounds"], node["gave_tokens"], node["gave_since"]) == (2, 150, NOW - 9)
+    model.delta()
+    model.hear(events.Certified(at=NOW, round=4, digest="d"))
+    model.see(swarm.look(), NOW + 1, NOW + 1)
+    assert model.snapshot()["node"]["gave_tokens"] == 1150
+
+
 def test_going_back_takes_the_curves_back() -> None:
     swarm = SyntheticSwarm(peers=2, now=NOW, rounds=9)
     model = Model()

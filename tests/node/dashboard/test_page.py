@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.bench.synthetic_swarm import ROUND_TOKENS, SyntheticSwarm
 from shoal.node.dashboard.facts import BanFacts
 from shoal.node.dashboard.peers import LIVE_LIMIT
 from shoal.node.dashboard.token import load_token
@@ -47,6 +47,12 @@ def test_a_viewer_sees_the_swarm_a_death_and_the_end_of_the_node(tmp_path: Path)
         assert page.count("#certificates tbody tr") >= 12
         assert page.count("#rounds li") >= 12
         assert page.count("#health .ok") == 5
+        gave = re.search(r"It gave([\d.]+)([KM]) tokens in (\d+) rounds since \d", page.text("#facts"))
+        assert gave is not None
+        assert page.run("return [...document.querySelectorAll('#facts dd')].every(e => e.scrollWidth <= e.clientWidth)")
+        unit = {"K": 1e3, "M": 1e6}[gave[2]]
+        assert int(gave[3]) >= 12
+        assert abs(float(gave[1]) * unit - int(gave[3]) * ROUND_TOKENS) <= 0.05 * unit
         assert page.run("return document.querySelector('#loss canvas').width") > 100
         labels = page.run("return [...document.querySelectorAll('#map .peer:not(.self) text')].map(t => t.textContent)")
         others = {peer.peer for peer in served.swarm.look().peers if peer.reach != "self"}

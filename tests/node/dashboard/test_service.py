@@ -20,6 +20,7 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.events import Evaluated, Linked
 from shoal.protocol.errors import ConfigError
 from tests.node.dashboard.lab import NOW
+from tests.waiting import running
 
 DEADLINE_S = 60.0
 
@@ -27,13 +28,11 @@ DEADLINE_S = 60.0
 @asynccontextmanager
 async def serving(page: PageService) -> AsyncIterator[tuple[str, int]]:
     """The page, and where it is."""
-    async with trio.open_nursery() as nursery:
-        await nursery.start(page.run)
+    async with running(page):
         assert page.url is not None
         host, _, port = page.url.removeprefix("http://").rstrip("/").partition(":")
         with trio.fail_after(DEADLINE_S):
             yield host, int(port)
-        nursery.cancel_scope.cancel()
 
 
 def page_of(swarm: SyntheticSwarm, folder: Path, *, history: Path | None = None) -> PageService:

@@ -77,9 +77,9 @@ def read_code(path: Path) -> str:
 def test_a_secret_is_shown_to_who_asks_for_it_alone() -> None:
     manifest = manifest_of()
     link = invited(manifest)
-    hidden = join_facts(link, manifest, secret=False)
+    hidden = join_facts(link, manifest, secret=False, data=False)
     assert (hidden.line, hidden.secret, hidden.admits) == (None, True, True)
-    shown = join_facts(link, manifest, secret=True)
+    shown = join_facts(link, manifest, secret=True, data=False)
     assert shown.line is not None
     held = parse_link(shown.line.removeprefix("shoal run '").removesuffix("'")).invite
     assert held is not None
@@ -89,7 +89,7 @@ def test_a_secret_is_shown_to_who_asks_for_it_alone() -> None:
 
 def test_a_line_without_a_secret_is_shown_and_says_what_it_allows() -> None:
     manifest = manifest_of(name="sine:Sine")
-    facts = join_facts(SwarmLink(swarm=manifest.swarm_id), manifest, secret=False)
+    facts = join_facts(SwarmLink(swarm=manifest.swarm_id), manifest, secret=False, data=False)
     assert facts.line is not None
     assert facts.line.endswith("' --allow-workload sine:Sine")
     assert (facts.secret, facts.admits, facts.admission) == (False, False, "invite")
@@ -127,6 +127,8 @@ def test_settings_are_those_in_force_by_the_names_that_users_give_them(tmp_path:
     assert node["--threads"] == SettingFacts(name="--threads", value="2", changed=True)
     assert node["--no-mdns"].changed
     assert "--mdns" not in node
+    assert node["--take-over"] == SettingFacts(name="--take-over", value="no")
+    assert node["--forget-promises"] == SettingFacts(name="--forget-promises", value="no")
     assert node["--relay"] == SettingFacts(name="--relay", value="")
     assert node["--max-upload"] == SettingFacts(name="--max-upload", value="5,000,000 B/s", changed=True)
     assert node["--max-download"] == SettingFacts(name="--max-download", value="–")

@@ -5,29 +5,30 @@ from __future__ import annotations
 import pytest
 
 from shoal.node.discovery.alone import REASON_LIMIT_CHARS, Alone
+from shoal.protocol.names import NAME_LIMIT_CHARS
 from tests.swarm.test_members import identity
 
 PEERS = [identity(n).peer_id for n in range(5)]
-HELP = (
-    "Start one of them, or see that its port is open (`shoal doctor` there), or give this node the address of one that "
-    "runs, with --join or a fresh `shoal link`"
-)
+HELP = "Start one, open its port (`shoal doctor` tells), or give an address that works: --join, or a fresh `shoal link`"
+TOLD_LIMIT_CHARS = 400
+"""Of a line in a terminal, with the time of day before it."""
 
 
 @pytest.mark.parametrize(
     ("wanted", "tried", "in_book", "locally", "publicly", "said"),
     [
         (1, {}, 0, False, False, "{0}. No address is given. "),
-        (1, {}, 0, True, False, "{0}. No address is given and the local network is searched. "),
-        (2, {"a": "nobody listens at h:1"}, 1, False, False, "{0}, {1}. Tried nobody listens at h:1; nor does the one"),
+        (1, {}, 1, False, False, "{0}. No address is given; the one known before does not answer. "),
+        (1, {}, 0, True, False, "{0}. No address is given; searched: local network. "),
+        (2, {"a": "nobody listens at h:1"}, 1, False, False, "{0}, {1}. Tried: nobody listens at h:1; the one known "),
         (
             5,
             {"a": "x", "b": "y", "c": "z"},
             3,
             True,
             True,
-            "{0}, {1} and 3 more. Tried x, y and 1 more; of the 3 in the address book none answers and "
-            "the local network and the public meeting points are searched. ",
+            "{0}, {1} and 3 more. Tried: x and 2 more; none of the 3 known before answers; "
+            "searched: local network, public meeting points. ",
         ),
     ],
 )
@@ -39,6 +40,14 @@ def test_line_names_whom_what_and_what_helps(
     assert line.startswith("linked with nobody for 7 s; looked for: " + said.format(*peers))
     assert line.endswith(HELP)
     assert "\n" not in line
+
+
+def test_line_is_never_long() -> None:
+    tried = {str(number): "r" * 500 for number in range(999)}
+    line = Alone(seconds=86_400, wanted=PEERS, tried=tried, in_book=4096, locally=True, publicly=True).line
+    for peer in PEERS:
+        line = line.replace(peer, "n" * NAME_LIMIT_CHARS)
+    assert len(f"12:00:00 warning {line}") < TOLD_LIMIT_CHARS
 
 
 def test_long_reason_is_cut() -> None:

@@ -245,7 +245,7 @@ async def test_node_that_finds_nobody_says_so_and_says_so_again_until_somebody_i
         for told in newcomer.told:
             assert isinstance(told, Notice)
             assert told.text.startswith("linked with nobody for ")
-            assert "Tried nobody listens at 127.0.0.1:" in told.text
+            assert "Tried: nobody listens at 127.0.0.1:" in told.text
         assert newcomer.finding.alerts
         other = Node(2)
         await nursery.start(other.run)

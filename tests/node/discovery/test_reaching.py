@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,8 +33,9 @@ from shoal.swarm.reaching import networks
 from shoal.swarm.reaching.dial_back import Evidence
 from shoal.swarm.reaching.own_addresses import AddressChange
 from shoal.swarm.reaching.relayed_lanes import ask_relayed_lane
-from tests.node.discovery.test_port_mapping import Router, router
+from tests.node.discovery.test_port_mapping import router
 from tests.swarm.lane_net import RecordingSink
+from tests.waiting import until
 
 WAIT_S = 60.0
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -101,14 +102,6 @@ class Member:
                 task_status.started(scope)
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(120):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
-
-
 @contextlib.asynccontextmanager
 async def swarm_of(
     folder: Path, *members: dict[str, bool]
@@ -124,12 +117,6 @@ async def swarm_of(
                 one.reaching.heard(Change("linked", other.host.peer_id))
         yield made, scopes
         nursery.cancel_scope.cancel()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    with trio.fail_after(WAIT_S):
-        while not true():  # noqa: ASYNC110 - sockets set no event
-            await trio.sleep(0.02)
 
 
 @pytest.fixture(autouse=True)
@@ -239,8 +226,8 @@ async def test_node_whose_user_does_not_want_it_does_not_relay(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("loopback_is_public")
-def test_no_port_stays_mapped_when_a_node_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(device: Router) -> None:
+async def test_no_port_stays_mapped_when_a_node_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with router() as device:
         monkeypatch.setattr(reaching, "PortMapping", partial(PortMapping, description_url=device.url))
         async with swarm_of(tmp_path, {}, {"reached": False, "port_mapping": True}) as ((_, hidden), scopes):
             await until(lambda: hidden.reaching._mapping is not None and len(device.mapped) == 2)
@@ -248,9 +235,6 @@ def test_no_port_stays_mapped_when_a_node_ends(tmp_path: Path, monkeypatch: pyte
             assert internal == {hidden.reaching._control_port, hidden.reaching._lane_port}
             scopes[1].cancel()
             await until(lambda: device.mapped == {})
-
-    with router() as device:
-        run(partial(main, device))
 
 
 async def test_on_a_private_network_nothing_is_withheld_and_nobody_needs_a_relay(tmp_path: Path) -> None:
@@ -264,20 +248,19 @@ async def test_on_a_private_network_nothing_is_withheld_and_nobody_needs_a_relay
         assert other.notices == []
 
 
-def test_lanes_go_where_their_peer_is_seen_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with swarm_of(tmp_path, {}, {}) as ((one, other), _):
-            me, peer = one.reaching, other.host.peer_id
-            assert me.may_dial(peer, "127.0.0.1")
-            assert me.may_dial(peer, "192.168.1.9"), "both are on private networks"
-            assert not me.may_dial(peer, "198.51.100.9")
-            assert not me.may_dial(peer, "victim.example.org")
-            monkeypatch.setattr(one.host, "host_of", lambda of: "203.0.113.5")
-            assert me.may_dial(peer, "203.0.113.5")
-            for victim in ("203.0.113.6", "192.168.1.9", "10.0.0.1", "victim.example.org"):
-                assert not me.may_dial(peer, victim)
-            monkeypatch.setattr(one.host, "host_of", lambda of: None)
-            assert not me.may_dial(peer, "127.0.0.1"), "who is seen through a relay is seen nowhere"
-
+async def test_lanes_go_where_their_peer_is_seen_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reaching, "own_hosts", lambda: frozenset({"127.0.0.1"}))
-    run(main)
+    async with swarm_of(tmp_path, {}, {}) as ((one, other), _):
+        me, peer = one.reaching, other.host.peer_id
+        assert me.may_dial(peer, "127.0.0.1")
+        assert me.may_dial(peer, "192.168.1.9"), "both are on private networks"
+        assert not me.may_dial(peer, "198.51.100.9")
+        assert not me.may_dial(peer, "victim.example.org")
+        monkeypatch.setattr(one.host, "host_of", lambda of: "203.0.113.5")
+        assert me.may_dial(peer, "203.0.113.5")
+        for victim in ("203.0.113.6", "192.168.1.9", "10.0.0.1", "victim.example.org"):
+            assert not me.may_dial(peer, victim)
+        monkeypatch.setattr(one.host, "host_of", lambda of: None)
+        assert not me.may_dial(peer, "127.0.0.1"), "who is seen through a relay is seen nowhere"

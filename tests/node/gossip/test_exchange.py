@@ -15,6 +15,7 @@ from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.gossip import GossipSettings, GossipVector, decode_vector, dither_of, encode_vector
 from shoal.collectives.state import StateHeader
 from shoal.node.gossip.exchange import VECTORS_KEPT, GossipExchange, VectorCache
+from shoal.node.outcome import StateFetched
 from shoal.node.state.chunk_requests import STALL_S
 from shoal.node.state.fetching import Fetcher
 from shoal.protocol.donors import DonorScores
@@ -65,7 +66,7 @@ class Pair:
         return values
 
 
-async def ignore(done: int, total: int) -> None:
+async def ignore(fetched: StateFetched) -> None:
     await trio.lowlevel.checkpoint()
 
 

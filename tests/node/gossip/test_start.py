@@ -12,6 +12,7 @@ import trio
 from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.gossip.start import ASK_PERIOD_S, GossipStart
+from shoal.node.outcome import StateFetched
 from shoal.node.state.fetching import OnProgress
 from shoal.node.state.states import StateCache
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -39,7 +40,7 @@ class Peers:
     async def snapshot(
         self, peer: PeerId, standing: Standing, accepts: Callable[[StateHeader], None], on_progress: OnProgress
     ) -> tuple[CertifiedState, StateHeader]:
-        await on_progress(0, 1)
+        await on_progress(StateFetched(done_chunks=0, total_chunks=1, done_bytes=0, total_bytes=4))
         if peer in self.gone:
             raise NetworkError("gone")
         header = self.cache.header(self.states[peer])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.node.loops.attendance import Attendance
 from shoal.node.loops.external_trainer import Detached
-from shoal.node.outcome import Progress
+from shoal.node.outcome import Notice, Progress
 from shoal.node.training.trainer import Restarted
 from shoal.protocol.inputs import SetPaused
 
@@ -31,6 +31,18 @@ def test_a_node_observes_while_its_loop_is_away() -> None:
     assert "takes part as an observer until one attaches" in str(node.told)
     node.attendance.heard(BACK)
     assert not node.paused
+
+
+def test_an_order_to_pause_and_its_end_are_told_once_each_with_what_still_keeps_it_from_training() -> None:
+    node = Node()
+    for paused in (True, True, False, False):
+        node.attendance.pause(paused)
+    assert node.told == [Notice(text="training pauses: its user said so"), Notice(text="training goes on")]
+    node.told.clear()
+    node.attendance.pause(True)
+    node.attendance.wait("the machine is in use")
+    node.attendance.pause(False)
+    assert node.told[1:] == [Notice(text="resumed, and training waits: the machine is in use (--only-when)")]
 
 
 def test_a_loop_that_attaches_does_not_end_its_users_pause() -> None:
@@ -75,9 +87,9 @@ def test_a_node_whose_user_wants_it_to_train_at_times_waits_whatever_else_ends_a
     node.attendance.wait("")
     assert (node.paused, node.attendance.why) == (False, "")
     told = [str(one) for one in node.told]
-    assert len(told) == 3, "a reason in another's place is no news"
+    assert len(told) == 5, "a reason in another's place is no news"
     assert "training waits: the machine is in use (--only-when)" in told[0]
-    assert "training goes on" in told[2]
+    assert "training goes on" in told[4]
 
 
 def test_a_trainer_of_the_daemons_own_that_is_started_again_changes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -9,11 +10,12 @@ import pytest
 import torch
 
 from shoal.node import own_loop
-from shoal.node.loops.loop_daemon import found_or_started
-from shoal.protocol.errors import ConfigError
+from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
+from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest
 from shoal.protocol.swarm_link import SwarmLink, format_link, join_line
+from shoal.protocol.wire import SwarmId
 from tests.node.lab import manifest_of
 
 NOWHERE = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.from_seed(bytes(32)).peer_id}"
@@ -31,6 +33,18 @@ def folder_of(tmp_path: Path, workload: str) -> tuple[Path, str]:
 
 def children() -> list[int]:
     return [child.pid for child in psutil.Process().children()]
+
+
+def test_daemon_that_ran_before_the_loop_is_not_quoted_from_its_earlier_runs(tmp_path: Path) -> None:
+    (tmp_path / "daemon.log").write_text("shoal: nobody listens\n")
+    assert LoopDaemon(tmp_path, None, 0).last_words() == ""
+
+
+def test_manifest_that_nobody_gives_is_asked_for_as_long_as_the_loop_waits(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(NetworkError, match="has no manifest yet"):
+        LoopDaemon(tmp_path, None, 0).wait_for_manifest(SwarmId(bytes(32)), wait_s=0.2)
+    assert time.monotonic() - began < 30
 
 
 def test_line_of_a_swarm_that_trains_by_itself_is_refused_and_leaves_no_daemon(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from shoal.node.reporting.event_sinks import ScalarSink, TensorBoardSink, WandbS
 from shoal.node.reporting.event_writers import NUMBERS, EventWriters, Measured, numbers_of
 from shoal.node.reporting.events import Certified, Contributed, Evaluated, Linked
 from shoal.protocol.errors import ConfigError
+from tests.waiting import running
 
 CERTIFIED = Certified(
     round=3,
@@ -61,10 +62,8 @@ def written(
 
     async def run() -> EventWriters:
         writers = EventWriters(events, sinks, **limits)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(writers.run)
+        async with running(writers):
             await trio.to_thread.run_sync(write)
-            nursery.cancel_scope.cancel()
         return writers
 
     return trio.run(run)

@@ -28,15 +28,11 @@ from shoal.protocol.messages import NO_HASH, Participant, Plan, Value
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.socket import Moved
 from tests.node.ledger import GRID, Ledger, identity, plan_of, vector
+from tests.waiting import until
 
 LEDGER = Ledger()
 STEP_S = 0.2
 NOBODY: frozenset[PeerId] = frozenset()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await trio.sleep(0.002)
 
 
 @dataclass

@@ -14,11 +14,12 @@ import pytest
 import torch
 import trio
 
+from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.outer import OuterSettings
 from shoal.collectives.partition import deal
-from shoal.collectives.state import CertifiedState
+from shoal.collectives.state import HeldState
 from shoal.node.rounds.authority import KEY_NAME, Authority
 from shoal.node.rounds.order_file import FILES, OrderFiles
 from shoal.node.rounds.participation import Participation
@@ -341,7 +342,7 @@ class Part:
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
-    async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
+    async def _stand_on(self, state: HeldState, anchor: F32, *, taken: int, fresh: bool = False) -> None:
         self.orders.append(f"stand on {state.round}")
         await trio.lowlevel.checkpoint()
 

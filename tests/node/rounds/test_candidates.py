@@ -6,7 +6,6 @@ import gc
 import threading
 import tracemalloc
 import weakref
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +42,6 @@ def cache_in(folder: Path) -> StateCache:
 
 def candidates_of(cache: StateCache) -> StateTransition:
     return transition_of(cache, OUTER)
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    trio.run(main, strict_exception_groups=True)
 
 
 def two_plans(ledger: Ledger) -> tuple[Finals, Finals]:
@@ -159,7 +154,7 @@ class Mapped:
         self.now -= size
 
 
-def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
+async def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two in the cache and one in the making, all in files; in memory alone a share of one. Finals aside, of a byte."""
@@ -172,7 +167,9 @@ def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
     finals = finals_of(plan, ledger.founders, seed=1)
     peaks: list[int] = []
 
-    async def main() -> None:
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
         state = last
         candidates, saver = candidates_of(cache), StateSaver(cache)
         async with trio.open_nursery() as nursery:
@@ -187,11 +184,6 @@ def test_rounds_take_the_memory_of_three_states_and_the_one_being_written(
                 peaks.append(tracemalloc.get_traced_memory()[1])
                 tracemalloc.reset_peak()
             nursery.cancel_scope.cancel()
-
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        run(main)
     finally:
         tracemalloc.stop()
     gc.collect()

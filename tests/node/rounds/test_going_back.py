@@ -87,7 +87,10 @@ class Bench:
     def restart(self) -> None:
         """Be a new process over the same folder, in the round after the head."""
         here: Any = SimpleNamespace(
-            chain=self.ledger.chain, replayed_rounds=0, linked=lambda: frozenset({self.other.peer_id})
+            chain=self.ledger.chain,
+            replayed_rounds=0,
+            takes_images=False,
+            linked=lambda: frozenset({self.other.peer_id}),
         )
         catching_up = CatchingUp(self.me.peer_id, here, DonorScores(), ForkWatch(here))
         self.going_back = GoingBack(self.me.peer_id, here, catching_up, self.policy)

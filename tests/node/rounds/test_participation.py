@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import trio
 
+from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
-from shoal.collectives.state import CertifiedState
+from shoal.collectives.state import HeldState
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.resumption import Found, ResumeFiles
@@ -66,7 +67,7 @@ class Part:
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
-    async def _stand_on(self, state: CertifiedState, *, taken: int, fresh: bool = False) -> None:
+    async def _stand_on(self, state: HeldState, anchor: F32, *, taken: int, fresh: bool = False) -> None:
         self.stood.append((state.round, fresh))
         await trio.lowlevel.checkpoint()
 

@@ -20,7 +20,8 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Participant, Relay
 from shoal.swarm.lanes.frame import FrameHeader
 from tests.node.ledger import identity
-from tests.node.rounds.reducing_lab import FakeLane, Mesh, digests, until
+from tests.node.rounds.reducing_lab import FakeLane, Mesh, digests
+from tests.waiting import until
 
 
 async def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:

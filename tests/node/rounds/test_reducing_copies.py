@@ -16,7 +16,8 @@ from shoal.node.rounds.reducing import FETCH_TIMEOUT_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.frame import FrameKind
-from tests.node.rounds.reducing_lab import NOBODY, STEP_S, Clock, Mesh, clock, digests, until, value_with
+from tests.node.rounds.reducing_lab import NOBODY, STEP_S, Clock, Mesh, clock, digests, value_with
+from tests.waiting import until
 
 __all__ = ["clock"]
 

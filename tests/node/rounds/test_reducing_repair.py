@@ -22,15 +22,8 @@ from shoal.protocol.messages import NO_HASH, Held, Plan, Relay, Term
 from shoal.protocol.planning import PlanOrder, revise_plan
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from tests.node.ledger import Ledger, finals_of, plan_of
-from tests.node.rounds.reducing_lab import (
-    NOBODY,
-    Clock,
-    Mesh,
-    clock,
-    digests,
-    until,
-    value_with,
-)
+from tests.node.rounds.reducing_lab import NOBODY, Clock, Mesh, clock, digests, value_with
+from tests.waiting import until
 
 __all__ = ["clock"]
 

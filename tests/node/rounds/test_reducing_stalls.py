@@ -12,14 +12,8 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
-from tests.node.rounds.reducing_lab import (
-    NOBODY,
-    STEP_S,
-    Clock,
-    Mesh,
-    clock,
-    until,
-)
+from tests.node.rounds.reducing_lab import NOBODY, STEP_S, Clock, Mesh, clock
+from tests.waiting import until
 
 __all__ = ["clock"]
 

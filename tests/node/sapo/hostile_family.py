@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
+import time
+from pathlib import Path
 
 from shoal.node.sapo.tasks import Config, Task, TaskFamily, check_options
 
@@ -62,3 +64,15 @@ class Unmakeable(Executes):
         if "pytest" not in sys.modules:
             raise RuntimeError("no data file")
         return super().question(config, seed, index)
+
+
+class Hangs(Executes):
+    """Never answers, from the first time on that it is asked; the file `begun` of its config says that it is asked."""
+
+    name = "hangs"
+    executes_text = False
+
+    def score(self, task: Task, text: str) -> float:
+        Path(str(task.config["begun"])).touch()
+        while True:
+            time.sleep(60)

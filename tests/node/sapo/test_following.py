@@ -104,7 +104,7 @@ def test_pause_of_its_user_holds_it_between_two_rounds_and_a_daemon_that_dies_en
     async def daemon(end: DaemonEnd) -> None:
         await end.apply(np.ones_like(parameters(learner)), 1, fresh=True)
         await end.send(Pause())
-        held.set()
+        await end.wait(held)
         await end.apply(np.zeros_like(parameters(learner)), 2)
         await end.send(Resume())
         await end.wait(went_on)
@@ -112,7 +112,9 @@ def test_pause_of_its_user_holds_it_between_two_rounds_and_a_daemon_that_dies_en
     went_on = threading.Event()
     with Ends(tmp_path, daemon), Following(learner, tmp_path) as beside:
         report = learner.run_round()
-        assert held.wait(60)
+        while not beside._paused:  # a thread of the client's reads orders: that one was sent is not that it is here
+            beside.refresh()
+        held.set()
         assert beside.count(report, group_size=SIZE), "and not before it is resumed"
         assert learner.version == 2
         assert not parameters(learner).any()

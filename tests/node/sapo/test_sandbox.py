@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from shoal.node.sapo.sandbox import Sandbox
@@ -17,6 +20,7 @@ from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
 from shoal.protocol.errors import ConfigError, LocalError
+from tests.node.lab import eventually
 from tests.node.sapo.hostile_family import Executes, ImportsLate, Unmakeable
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -238,6 +242,36 @@ def test_sandbox_that_dies_is_started_again(scorer: Scorer, tasks: list[Task]) -
     assert scorer.score_each([(tasks[0], HONEST)]) == [None]
     assert scorer.score_each([(tasks[0], HONEST)]) == [0.75]
     assert sandbox.restarts == 1
+
+
+ABANDONS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from shoal.node.sapo.sandbox import Sandbox
+from tests.node.lab import eventually
+from tests.node.sapo.hostile_family import Hangs
+
+family = Hangs()
+with Sandbox([family]) as sandbox:
+    sandbox.start()
+    print(sandbox._process.pid, flush=True)
+    sandbox.score(family.make({"begun": sys.argv[2]}, 1, 0), ["1"])
+"""
+
+
+def test_sandbox_ends_with_the_process_that_started_it_while_a_family_never_answers(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    command = [sys.executable, "-c", ABANDONS, str(ROOT), str(begun)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        sandbox = psutil.Process(int(process.stdout.readline()))
+        eventually(begun.exists, "the family is asked")
+        process.kill()
+    try:
+        sandbox.wait(10)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            sandbox.kill()
 
 
 def test_sandbox_family_has_imported_what_it_needs_before_it_is_locked(source: TaskSource, scorer: Scorer) -> None:

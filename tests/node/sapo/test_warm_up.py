@@ -33,10 +33,11 @@ def test_a_warm_up_ends_at_the_reward_that_was_asked_for() -> None:
 
 
 def test_a_warm_up_makes_no_more_updates_than_it_may() -> None:
-    report = warm_up(
-        CharPolicy(SETTINGS, seed=1), CHOICES, WarmUpSettings(reward=1.0, updates=7, interval=5), score=score, seed=1
-    )
+    told: list[int] = []
+    settings = WarmUpSettings(reward=1.0, updates=7, interval=5)
+    report = warm_up(CharPolicy(SETTINGS, seed=1), CHOICES, settings, score=score, seed=1, tell=told.append)
     assert report.updates == 7
+    assert told == list(range(8))  # before the first, which may take long, and after each
 
 
 def test_lessons_are_solved_tasks_that_follow_from_seed_and_stream() -> None:

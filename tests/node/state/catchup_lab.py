@@ -9,6 +9,7 @@ import pytest
 
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import CertifiedState, header_of
+from shoal.node.outcome import StateFetched
 from shoal.node.state import chunk_requests as requests_module
 from shoal.protocol.identity import PeerId
 from tests.node.donors import World
@@ -30,8 +31,8 @@ class Watch:
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []
 
-    async def __call__(self, done: int, total: int) -> None:
-        self.seen.append((done, total))
+    async def __call__(self, fetched: StateFetched) -> None:
+        self.seen.append((fetched.done_chunks, fetched.total_chunks))
 
 
 def assert_state(state: CertifiedState, ledger: Ledger, round: int) -> None:

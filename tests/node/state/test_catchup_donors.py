@@ -9,6 +9,7 @@ import trio
 
 from shoal.collectives.finals import FinalChunk, FinalFormat
 from shoal.collectives.state import StateAssembly
+from shoal.node.outcome import StateFetched
 from shoal.protocol.donors import BAN_S
 from shoal.protocol.errands import HEADER_TIMEOUT_S
 from shoal.protocol.errors import NetworkError
@@ -63,8 +64,8 @@ async def test_donor_killed_in_mid_transfer_costs_what_it_owed(tmp_path: Path) -
     line = Line(world, rates=dict.fromkeys(PEERS, 30_000.0))
     began = trio.current_time()
 
-    async def kill_when_half_is_here(done: int, total: int) -> None:
-        if done == total // 2:
+    async def kill_when_half_is_here(fetched: StateFetched) -> None:
+        if fetched.done_chunks == fetched.total_chunks // 2:
             world.kill(PEERS[0])
 
     async with trio.open_nursery() as nursery:

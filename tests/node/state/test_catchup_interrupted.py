@@ -11,6 +11,7 @@ import trio
 
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.state import frozen, header_of
+from shoal.node.outcome import StateFetched
 from shoal.node.state.transfer_files import KEEP_AFTER_S, TransferFolder
 from shoal.protocol.errors import NetworkError, StorageError
 from shoal.protocol.identity import PeerId
@@ -47,8 +48,8 @@ async def interrupted(world: World, peers: Sequence[PeerId], *, after: int) -> N
     """A transfer that ends in the middle, as when the node is stopped: `after` of all chunks are here by then."""
     with trio.CancelScope() as scope:
 
-        async def stop(done: int, total: int) -> None:
-            if done >= after:
+        async def stop(fetched: StateFetched) -> None:
+            if fetched.done_chunks >= after:
                 await trio.sleep(2 * KEEP_AFTER_S)  # what is here gets to the disk
                 unfinished = world.catchup._unfinished
                 assert unfinished is not None
@@ -190,7 +191,7 @@ async def test_full_disk_does_not_keep_the_state_from_arriving(
     monkeypatch.setattr(TransferFolder, "begin", full)
     world = fine_world(tmp_path, 2)
 
-    async def dawdle(done: int, total: int) -> None:
+    async def dawdle(fetched: StateFetched) -> None:
         await trio.sleep(KEEP_AFTER_S)
 
     assert_fine(await world.advance(None, world.ledger.chain, PEERS, dawdle), world, 2)

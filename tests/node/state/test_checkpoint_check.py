@@ -15,6 +15,7 @@ import pytest
 from shoal.collectives.state import header_of
 from shoal.node.state.checkpoint_check import CheckpointReport, check_checkpoint
 from shoal.node.state.checkpoint_export import export_model
+from shoal.node.state.contributions import write_work
 from shoal.node.state.state_files import write_state
 from shoal.node.state.store import frame_record
 from shoal.node.training.trainer_messages import Layout
@@ -216,6 +217,7 @@ def test_damage_beside_the_state_is_told_apart(checkpoint: Path, name: str) -> N
 
 def test_files_of_another_checkpoint_are_told_apart(ledger: CheckpointLedger, checkpoint: Path) -> None:
     other = ledger.checkpoint(checkpoint.parent.parent, 3)
+    write_work(checkpoint / "work.safetensors", ledger.work(2))  # as one that an earlier release made
     for name in ("state.safetensors", "work.safetensors"):
         swap(checkpoint / name, other / name)
         newer, older = check_checkpoint(checkpoint), check_checkpoint(other)

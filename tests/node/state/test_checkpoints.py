@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 
+from shoal.collectives.state import frozen
 from shoal.node.state import checkpoints
 from shoal.node.state.checkpoint_check import check_checkpoint
-from shoal.node.state.checkpoints import checkpoints_in, read_layout, tidy, write_checkpoint
+from shoal.node.state.checkpoints import (
+    CheckpointParts,
+    Checkpoints,
+    checkpoints_in,
+    read_layout,
+    tidy,
+    write_checkpoint,
+)
 from shoal.node.state.contributions import read_work
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_files import read_state
+from shoal.node.state.states import StateCache
 from shoal.node.state.tensor_files import TensorFile
 from shoal.protocol.errors import ConfigError, StorageError
 from tests.node.checkpoint_lab import LAYOUT, CheckpointLedger, new_ledger
+from tests.node.ledger import GRID
 from tests.small_disk import small_disk
 
 KILLS = 200
@@ -61,6 +76,43 @@ def test_only_the_newest_are_kept_in_the_order_of_terms_and_rounds(tmp_path: Pat
     ledger.checkpoint(tmp_path, 11, keep=2)
     assert names(tmp_path) == ["0.1-3", "0.0-11"]
     assert (tmp_path / "checkpoints" / "notes").is_dir()
+
+
+async def test_a_state_whose_checkpoint_is_made_is_not_held_on_to(tmp_path: Path) -> None:
+    ledger = new_ledger()
+    state = replace(ledger.states[3], anchor=frozen(ledger.states[3].anchor.copy()))
+    memory = weakref.ref(state.anchor)
+    (tmp_path / "state").mkdir()
+    parts = CheckpointParts(
+        folder=tmp_path,
+        manifest=ledger.manifest,
+        chain=ledger.chain,
+        save=_nobody,
+        cache=StateCache(tmp_path, GRID.chunk_values),
+        resumption=Resumption(tmp_path, send=_nobody, on_progress=lambda _: None),
+        on_progress=lambda _: None,
+    )
+    made = Checkpoints(parts, every=3, keep=1)
+    await made.expect(LAYOUT)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.run)
+        made.certified(state)
+        del state
+        with trio.fail_after(20):
+            while names(tmp_path) != ["0.0-3"] or memory() is not None:
+                await trio.to_thread.run_sync(threading.Event().wait, 0.001)
+                gc.collect()
+        nursery.cancel_scope.cancel()
+    assert check_checkpoint(tmp_path / "checkpoints" / "0.0-3").ok
+
+
+def test_what_one_node_alone_knew_is_in_the_newest_only(tmp_path: Path) -> None:
+    ledger = new_ledger()
+    first, second = (ledger.checkpoint(tmp_path, round) for round in (1, 2))
+    for path, there in ((first, False), (second, True)):
+        assert [(path / name).exists() for name in ("trainer.safetensors", "work.safetensors")] == [there, there]
+        assert check_checkpoint(path).ok
+    assert all(path.exists() for path in (tmp_path / "resume" / f"0.0-1.{kind}" for kind in ("trainer", "work")))
 
 
 def test_state_that_is_no_longer_saved_is_written(tmp_path: Path) -> None:

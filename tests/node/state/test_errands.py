@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from shoal.collectives.state import CertifiedState
+from shoal.node.outcome import StateFetched
 from shoal.node.rounds.inbox import Own, Turn
 from shoal.node.state.errands import Errands
 from shoal.protocol.catching_up import CatchingUp
@@ -105,7 +106,7 @@ class Here:
 
         self.donor.answer = busy
 
-        async def dawdle(done: int, total: int) -> None:
+        async def dawdle(fetched: StateFetched) -> None:
             await trio.sleep(after_s)
 
         self.errands._performers = {**self.errands._performers, **self.world.catchup.performers(dawdle)}

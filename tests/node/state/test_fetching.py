@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from shoal.node.outcome import StateFetched
 from shoal.node.state.chunk_requests import INTRODUCTION_LIMIT
 from shoal.node.state.fetching import Fetcher, Job, _Run
 from shoal.protocol.donors import DonorScores
@@ -41,7 +42,7 @@ def test_donor_whose_lane_breaks_is_introduced_again_unless_it_sent_wrong_bytes(
     async def introduce(peer: PeerId) -> None:
         introduced.append(peer)
 
-    async def on_progress(done: int, total: int) -> None: ...
+    async def on_progress(fetched: StateFetched) -> None: ...
 
     async def breaks(*before: Any) -> int:
         introduced.clear()
@@ -75,7 +76,7 @@ async def test_fetch_ends_when_the_lane_of_its_only_donor_goes_before_it_is_aske
     def post(*_: Any, **__: Any) -> None:
         raise NetworkError("there is no lane that takes a frame")
 
-    async def on_progress(done: int, total: int) -> None: ...
+    async def on_progress(fetched: StateFetched) -> None: ...
 
     async def introduce(peer: PeerId) -> None: ...
 

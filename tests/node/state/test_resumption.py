@@ -12,7 +12,6 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shoal.node.outcome import Notice, Progress
-from shoal.node.state import resumption as module
 from shoal.node.state.resumption import COPY_REST, MIDWAY, REST, WAIT_MIN_S, WRITE_REST, Found, Resumption
 from shoal.node.state.tensor_files import TensorBytes, write_tensors
 from shoal.node.training import trainer_messages
@@ -177,7 +176,7 @@ def test_write_is_followed_by_a_rest_unless_it_was_quick_or_its_round_always_cou
         assert bench.rounds == [1, 3, 4]
         await write(5, 0.2, alone=True)
         assert bench.rounds == [1, 3, 4, 5]
-        assert bench.on_disk == [5, 4]
+        assert bench.on_disk == [5]
 
     run(test, clock)
 
@@ -304,12 +303,33 @@ def test_only_the_newest_rounds_stay(tmp_path: Path, ledger: CheckpointLedger) -
     (tmp_path / "resume" / "0.0-2.trainer.partial").write_bytes(b"half")
     bench.resumption.forget_old((Term(), 3))  # 4 is of a round that was gone back on
     assert sorted(path.name for path in (tmp_path / "resume").iterdir()) == [
-        "0.0-2.trainer",
-        "0.0-2.work",
         "0.0-3.trainer",
         "0.0-3.work",
     ]
-    assert module.FILES_KEPT == 2
+
+
+def test_a_round_that_a_checkpoint_wants_stays_beside_the_next(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    bench = Bench(tmp_path, always=lambda round: round in (1, 3))
+    for round, there in ((1, [1]), (2, [2, 1]), (3, [3]), (4, [4, 3]), (5, [5])):
+        ledger.resume_files(tmp_path, round)
+        bench.resumption.forget_old((Term(), round))
+        assert bench.on_disk == there
+
+
+def test_files_of_a_round_stay_until_those_of_a_later_one_are_whole(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    bench = Bench(tmp_path)
+
+    async def test(nursery: trio.Nursery) -> None:
+        nursery.start_soon(bench.resumption.run)
+        for round in (1, 2):
+            await bench.resumption.made(ledger.work(round))
+            await until((tmp_path / "resume" / f"0.0-{round}.work").exists)
+            assert bench.on_disk == ([] if round == 1 else [1])  # the trainer has not answered
+            bench.answer()
+            await until(lambda: not bench.resumption.writing)
+        assert bench.on_disk == [2]
+
+    run(test)
 
 
 # -- amid a round ----------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -30,13 +32,13 @@ class SlowCache(StateCache):
         self.let = threading.Semaphore(0)
         self.failure: StorageError | None = None
 
-    def save_state(self, state: CertifiedState) -> None:
+    def save_state(self, state: CertifiedState, *, good: int = 0) -> None:
         assert len(self.began) == len(self.wrote), "two writes at once"
         self.began.append(state.round)
         assert self.let.acquire(timeout=10)
         if self.failure is not None:
             raise self.failure
-        super().save_state(state)
+        super().save_state(state, good=good)
         self.wrote.append(state.round)
 
 
@@ -67,6 +69,21 @@ async def test_writes_are_one_at_a_time_and_the_newest_is_next(tmp_path: Path) -
         await until(lambda: saver.lag_rounds == 0)
         nursery.cancel_scope.cancel()
     assert cache.wrote == [1, 4]
+
+
+async def test_a_state_that_is_saved_is_not_held_on_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = SlowCache(tmp_path)
+    cache.let.release(9)
+    monkeypatch.setattr(state_saver, "REST", 1e30)
+    saver, state = StateSaver(cache), state_of(1)
+    memory = weakref.ref(state.anchor)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(saver.run)
+        await saver.save_soon(state)
+        del state
+        await until(lambda: saver.lag_rounds == 0)
+        await until(lambda: gc.collect() >= 0 and memory() is None)
+        nursery.cancel_scope.cancel()
 
 
 async def test_newest_state_is_saved_on_the_way_out_even_from_a_rest(

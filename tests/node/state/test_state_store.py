@@ -19,7 +19,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Term
 from shoal.protocol.peering import ChainPart, FetchAnswer, FetchRequest, GetChain, GetFinals, GetHeader, Refusal
 from tests.node.donors import ME, World, flipped
-from tests.node.ledger import SWARM, certificate_of, forged, identity, state_of
+from tests.node.ledger import GRID, SWARM, certificate_of, forged, identity, state_of
 from tests.node.state_store_lab import BAD, GOOD, home, ledger_of, liar
 
 pytestmark = pytest.mark.virtual_time
@@ -171,7 +171,10 @@ async def test_newcomer_fetches_adopts_serves_and_keeps_the_state(tmp_path: Path
         assert node.state_store.current
         assert node.state_store.digest == ledger.chain.head.digest
         assert world.cache.newest_round() == 6
-        assert node.progress[-1] == StateFetched(done_chunks=6, total_chunks=6)
+        size = 2 * 4 * GRID.numel
+        done = StateFetched(done_chunks=6, total_chunks=6, done_bytes=size, total_bytes=size)
+        assert node.progress[-1] == done
+        assert node.state_store.fetched is None
     async with home(world) as node:
         await node.state_store.load()
         assert node.state_store.current
@@ -255,7 +258,11 @@ async def test_transfer_can_be_held(tmp_path: Path) -> None:
             log = node.store.folder / "events.jsonl"
             while "holding" not in log.read_text():
                 await trio.lowlevel.checkpoint()
-            assert node.progress[-1] == StateFetched(done_chunks=3, total_chunks=6)
+            here = node.state_store.fetched
+            assert here is node.progress[-1]
+            assert here is not None
+            assert (here.done_chunks, here.total_chunks, here.total_bytes) == (3, 6, 2 * 4 * GRID.numel)
+            assert 0 < here.done_bytes < here.total_bytes
             node.holds.release()
         assert fetched[0] is not None
 
@@ -286,7 +293,7 @@ async def test_rounds_certified_while_a_state_is_on_its_way_are_followed_before_
                 world.certify()
             return given
 
-        async def dawdle(done: int, total: int) -> None:
+        async def dawdle(fetched: StateFetched) -> None:
             await trio.sleep(PURSUE_AFTER_S)
 
         donor.answer = busy

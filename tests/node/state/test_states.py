@@ -11,9 +11,10 @@ import pytest
 from safetensors.numpy import save
 
 from shoal.collectives.grid import Grid
-from shoal.collectives.state import CertifiedState, frozen, header_of
+from shoal.collectives.state import CertifiedState, StateHeader, frozen, header_of
 from shoal.node.state import states as states_module
-from shoal.node.state.states import FINALS_DISK_MIN, FINALS_KEPT, PIN_S, PINS_LIMIT_STATES, STATES_KEPT, StateCache
+from shoal.node.state.state_files import write_state
+from shoal.node.state.states import FINALS_KEPT, FINALS_MIN, PIN_S, PINS_LIMIT_STATES, STATES_KEPT, StateCache
 from shoal.protocol.messages import Term
 from shoal.protocol.wire import canonical
 from shoal.swarm.lanes.chunks import ChunkRef, ChunkSpace
@@ -44,7 +45,8 @@ def same_bits(first: CertifiedState, second: CertifiedState) -> bool:
 # -- states on disk ------------------------------------------------------------------------------------------
 
 
-def test_state_comes_back_from_disk_to_the_bit(folder: Path) -> None:
+@pytest.mark.parametrize("imaged", [False, True])
+def test_state_comes_back_from_disk_to_the_bit(folder: Path, imaged: bool) -> None:
     odd = np.array([0.0, -0.0, 1e-45, -1e-45, 3.4e38, np.inf, -np.inf, np.nan] * 100, np.float32)
     odd.view(np.uint32)[7] = 0x7FC0_1234  # a NaN with a payload: bits are bits
     before = CertifiedState(
@@ -54,6 +56,7 @@ def test_state_comes_back_from_disk_to_the_bit(folder: Path) -> None:
         layout_hash=bytes(range(32)),
         anchor=frozen(odd),
         momentum=frozen(odd[::-1].copy()),
+        imaged=imaged,
     )
     cache_in(folder).save_state(before)
     after = cache_in(folder).load_state(41)
@@ -70,6 +73,23 @@ def test_states_kept_are_the_newest(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "state").iterdir()) == ["10.safetensors", "11.safetensors"]
     assert cache.saved_rounds() == [11, 10]
     assert STATES_KEPT == 2
+
+
+def test_others_make_room_for_a_state_that_is_saved_but_never_the_one_that_is_good(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, there = cache_in(folder), list[list[int]]()
+
+    def write(path: Path, state: CertifiedState, header: StateHeader) -> None:
+        there.append(cache.saved_rounds())
+        write_state(path, state, header)
+
+    monkeypatch.setattr(states_module, "write_state", write)
+    for round, good in ((0, 0), (7, 0), (8, 7), (9, 8), (10, 7), (11, 10), (12, 3), (13, 11)):
+        cache.save_state(state_of(round, seed=round), good=good)
+    # 7 was gone when 10 came, and 3 never was: then nothing goes beforehand. 13 is a state that nobody vouches for.
+    assert there == [[], [0], [7, 0], [8, 0], [9, 8, 0], [10, 0], [11, 10, 0], [11, 0]]
+    assert cache.saved_rounds() == [13, 11, 0]
 
 
 def test_going_back_leaves_the_state_that_is_gone_back_to_and_those_before_it(folder: Path) -> None:
@@ -551,5 +571,26 @@ def test_finals_on_disk_are_bounded_in_bytes(folder: Path, monkeypatch: pytest.M
     cache = cache_in(folder)
     for finals in ledger.finals.values():
         save_finals(cache, finals)
+    size = max(path.stat().st_size for path in (folder / "finals").iterdir())
+    fit = ledger.states[12].nbytes // size
+    assert FINALS_MIN < fit < 12
+    for finals in ledger.finals.values():
+        cache.put_finals(finals)
     cache.save_state(ledger.states[12])
-    assert held_on_disk(folder, ledger) == list(range(13 - FINALS_DISK_MIN, 15))
+    assert held_on_disk(folder, ledger) == list(range(13 - fit, 15))
+    lookups = [ChunkRef(ChunkSpace.FINAL, finals.plan.hash[:SCOPE_BYTES], 0) for finals in ledger.finals.values()]
+    assert [cache.lookup(ref) is not None for ref in lookups] == [round > 12 - fit for round in range(1, 15)]
+    assert cache.held_finals(ledger.finals[1].plan.hash) is None  # mapped, it would keep its room on disk
+
+
+def test_finals_of_the_last_rounds_stay_whatever_they_take(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger()
+    ledger.certify(6)
+    monkeypatch.setattr(states_module, "FINALS_DISK_BYTES", 0)
+    monkeypatch.setattr(CertifiedState, "nbytes", 0)
+    cache = cache_in(folder)
+    for finals in ledger.finals.values():
+        save_finals(cache, finals)
+    cache.save_state(ledger.states[6])
+    assert held_on_disk(folder, ledger) == [5, 6]
+    assert FINALS_MIN == 2

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 from blake3 import blake3
 
+from shoal.collectives.memory import own_array
 from shoal.node.state import store as store_module
 from shoal.node.state.states import StateCache
-from shoal.node.state.store import Fault, RecordLog, Store, frame_batch, read_frames, write_atomically
+from shoal.node.state.store import (
+    PAGE_BYTES,
+    SYNC_BYTES,
+    Fault,
+    RecordLog,
+    Store,
+    disk_errors,
+    frame_batch,
+    read_frames,
+    write_atomically,
+)
 from shoal.protocol.durable import ABSTAIN, DurableRecord
 from shoal.protocol.errors import ConfigError, DiskFull, LocalError, StorageError
 from shoal.protocol.messages import Certificate, Term
@@ -622,3 +636,32 @@ def test_announced_contributions_are_still_known_when_the_log_was_cut(
         assert store.durable_records() == [announced]
     with Store(tmp_path) as store:
         assert store.durable_records() == [announced]
+
+
+def test_whole_pieces_of_zeros_take_no_room_and_read_as_they_were(tmp_path: Path) -> None:
+    values, path = own_array(3 * SYNC_BYTES + 5 * PAGE_BYTES, np.uint8), tmp_path / "file"
+    values[SYNC_BYTES - 1] = 1
+    values[3 * SYNC_BYTES :] = 7
+    write_atomically(path, values.data)
+    assert path.read_bytes() == values.tobytes()
+    assert path.stat().st_blocks * 512 < 2 * SYNC_BYTES
+    values[:] = 0
+    write_atomically(path, b"head", values[: 2 * SYNC_BYTES].data)
+    assert path.read_bytes() == b"head" + bytes(2 * SYNC_BYTES)
+    assert path.stat().st_blocks * 512 < SYNC_BYTES
+
+
+@pytest.mark.parametrize(
+    ("free", "said"), [(17, "free some space, more than the 17 MB that there are, or"), (0, "free some space or")]
+)
+def test_full_disk_says_what_room_it_has_where_that_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: str
+) -> None:
+    room = os.statvfs(tmp_path)
+    monkeypatch.setattr(
+        os,
+        "statvfs",
+        lambda path: SimpleNamespace(f_bavail=free * 1_000_000 // room.f_frsize + 1, f_frsize=room.f_frsize),
+    )
+    with pytest.raises(DiskFull, match=f"is full; {said} choose another --data-dir"), disk_errors(tmp_path / "none"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -10,6 +10,7 @@ import trio
 
 from shoal.collectives.outer import OuterSettings
 from shoal.collectives.state import ADAMW_KINDS, CertifiedState, header_of
+from shoal.node.outcome import StateFetched
 from shoal.node.state.catchup import replay_limit_rounds
 from shoal.node.state.checkpoint_check import check_checkpoint
 from shoal.node.state.state_files import kinds_in, read_state, write_state
@@ -48,7 +49,7 @@ def assert_same(state: CertifiedState, ledger: Ledger, round: int) -> None:
         assert state.vector(kind).tobytes() == want.vector(kind).tobytes(), kind
 
 
-async def _ignore(done: int, total: int) -> None:
+async def _ignore(fetched: StateFetched) -> None:
     await trio.lowlevel.checkpoint()
 
 

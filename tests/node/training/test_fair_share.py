@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 
+from shoal.node.outcome import StepsMade
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import Command, Contribution, Progress, Train, Trained
@@ -145,6 +146,18 @@ def test_a_round_is_ordered_with_the_fair_share_of_the_members_that_are_there() 
 
 def test_who_is_to_contribute_at_once_makes_one_more_step() -> None:
     assert steps_ordered(dict.fromkeys(PEERS[1:], 100.0), 100.0, at_once=True) == 1
+
+
+def test_how_far_a_stretch_is_is_known_until_its_contribution_is_made() -> None:
+    client = TrainingClient(Orders(), seed=0, inner_steps=H)  # type: ignore[arg-type]
+    trio.run(lambda: client.train(genesis(SwarmId(bytes(32)), PEERS), PEERS[0], 0))
+    assert client.steps_made is None
+    client.heard(Progress(round=1, step=7, loss=1.0, tokens_per_s=50.0))
+    assert client.steps_made == StepsMade(round=1, step=7, steps=H)
+    client.heard(Contribution(number=1, round=1, tokens=9, steps=H, loss=1.0, seconds=1.0, tokens_per_s=50.0))
+    assert client.steps_made is None
+    client.heard(Progress(round=1, step=2, loss=1.0, tokens_per_s=50.0))  # beyond it, of the overlap
+    assert client.steps_made is None
 
 
 def test_speed_of_before_a_sleep_is_forgotten_and_that_of_the_stretch_with_it_in_is_none() -> None:

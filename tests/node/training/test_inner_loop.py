@@ -23,6 +23,7 @@ from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import Assignment, Contribution, InnerSettings, Train, Trained
 from shoal.node.workload import Workload
 from shoal.node.workloads.regression import Batch, RegressionWorkload
+from shoal.node.workloads.text import TextWorkload
 from shoal.protocol.errors import ConfigError, LocalError
 from tests.node.normed import HIDDEN, Normed
 
@@ -111,6 +112,12 @@ class ThreeBatches(RegressionWorkload):
     def batches(self, assignment: Assignment) -> Iterator[Batch]:
         for _, batch in zip(range(3), super().batches(assignment), strict=False):
             yield batch
+
+
+def test_a_text_models_training_loss_is_in_bits_per_byte_as_its_held_out_loss_is() -> None:
+    replica, _, out = started(TextWorkload(width=16, layers=1, heads=1, context=16, batch=2))
+    report = contribute(replica, out, steps=1)
+    assert report.loss == pytest.approx(replica.evaluate(), abs=1e-4) == pytest.approx(8.0, abs=1e-4)
 
 
 def test_layout_is_sorted_and_lists_tied_weights_once() -> None:

@@ -16,7 +16,7 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.state.tensor_files import DamagedFile
 from shoal.node.training.inner_loop import Replica
-from shoal.node.training.inner_state import SavedInner, Snapshotter, Writing, Written
+from shoal.node.training.inner_state import SPARE, SavedInner, Snapshotter, Writing, Written
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
     SNAPSHOT_BASE,
@@ -402,6 +402,27 @@ def test_copy_holds_what_was_there_when_it_was_taken(tmp_path: Path) -> None:
         saved.copy_to(name, out := torch.empty_like(tensor))
         assert torch.equal(out, tensor), name
     snapshotter.take(life.replica.inner_state(2), tmp_path / "2.trainer")
+
+
+def test_next_copy_goes_to_a_file_that_was_made_while_training_went_on(tmp_path: Path) -> None:
+    life, snapshotter = Life.new(), Snapshotter()
+    (tmp_path / SPARE).write_bytes(b"of a process that was killed")
+    snapshotter.prepare()  # for a copy of no known size: nothing
+    for round in (1, 2, 3):
+        life.round(round)
+        node = None if round == 1 else (tmp_path / SPARE).stat().st_ino
+        expected = {name: tensor.clone() for name, tensor in life.replica.inner_state(round).tensors}
+        path = tmp_path / f"{round}.trainer"
+        assert not snapshotter.take(life.replica.inner_state(round), path).write().failure
+        snapshotter.done()
+        assert node in (None, path.stat().st_ino)
+        assert not (tmp_path / SPARE).exists()
+        snapshotter.prepare()
+        snapshotter.prepare()  # there is one
+        saved = SavedInner(path)
+        for name, tensor in expected.items():
+            saved.copy_to(name, out := torch.empty_like(tensor))
+            assert torch.equal(out, tensor), name
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "flipped", "metadata", "header", "empty"])

@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -141,14 +140,6 @@ trio.run(main)
 def zeros(trainer: Trainer) -> np.ndarray:
     """An anchor."""
     return np.zeros(trainer.layout.numel, np.float32)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(DEADLINE_S):
-            await test()
-
-    trio.run(bounded)
 
 
 def kill(trainer: Trainer, number: int = signal.SIGKILL) -> int:
@@ -640,19 +631,16 @@ async def test_model_of_another_shape_after_a_restart_is_refused(fake: TrainerSp
         assert "another shape" in (await expect(trainer, TrainerFailed)).summary
 
 
-def test_output_goes_to_the_logger_or_the_file(
+async def test_output_goes_to_the_logger_or_the_file(
     fake: TrainerSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "trainer.log"
 
-    async def scenario() -> None:
+    with caplog.at_level("INFO", logger="shoal.trainer"):
         async with running(fake):
             pass
         async with running(TrainerSpec(workload="fake", log_path=str(path))):
             pass
-
-    with caplog.at_level("INFO", logger="shoal.trainer"):
-        run(scenario)
     assert caplog.messages == ["fake trainer begins"]
     assert path.read_text() == "fake trainer begins\n"
 

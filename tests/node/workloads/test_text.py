@@ -217,6 +217,8 @@ def test_single_file_holds_out_its_end(tmp_path: Path) -> None:
     corpus = load_corpus(str(path))
     assert bytes(corpus.train.tolist() + corpus.held_out.tolist()) == path.read_bytes()
     assert len(corpus.held_out) == 10
+    alone = load_corpus(str(tmp_path))
+    assert (alone.train.tolist(), alone.held_out.tolist()) == (corpus.train.tolist(), corpus.held_out.tolist())
 
 
 def test_default_text_is_the_standard_library() -> None:
@@ -257,8 +259,11 @@ def test_windows_are_shuffled_anew_each_round() -> None:
 def test_missing_and_empty_text_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --data the path"):
         load_corpus(str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="too little text"):
+    with pytest.raises(ConfigError, match=r"too little text .*; give a file, or a folder of two text files or more"):
         load_corpus(str(tmp_path))
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ConfigError, match=r"too little text .*; give a longer file"):
+        load_corpus(str(tmp_path / "empty.txt"))
 
 
 @pytest.mark.parametrize("options", [{"width": 0}, {"layers": -1}, {"width": 36, "heads": 4}])

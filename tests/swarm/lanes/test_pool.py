@@ -34,6 +34,7 @@ from tests.swarm.lane_net import (
     run,
     until,
 )
+from tests.waiting import running
 
 
 async def test_pool_carries_frames_both_ways_over_one_lane() -> None:
@@ -265,14 +266,12 @@ async def test_pool_ensure_tells_a_bad_answer_from_a_bad_network() -> None:
         return reply
 
     pool = LanePool(me=ALICE, swarm_id=b"s", sink=RecordingSink(), listen=LOOPBACK, request=request)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(pool.run)
+    async with running(pool):
         with pytest.raises(RemoteError) as caught:
             await pool.ensure(BOB, deadline_s=WAIT_S)
         assert caught.value.peer == BOB
         with pytest.raises(NetworkError, match="stream broke"):
             await pool.ensure(BOB, deadline_s=WAIT_S)
-        nursery.cancel_scope.cancel()
 
 
 async def test_pool_ensure_cancelled_leaves_it_usable() -> None:
@@ -318,14 +317,12 @@ async def test_pool_addresses_are_what_others_can_dial() -> None:
             listen=("0.0.0.0", 0),
             request=lambda p, d: bob.answer(p, d),
         )
-        async with trio.open_nursery() as nursery:
-            await nursery.start(wildcard.run)
+        async with running(wildcard):
             assert 1 <= len(wildcard.addresses) <= 8
             for text in wildcard.addresses:
                 host, port = parse_address(text)
                 assert host != "0.0.0.0"
                 assert port > 0
-            nursery.cancel_scope.cancel()
 
 
 async def test_pool_that_cannot_listen_tells_the_user() -> None:

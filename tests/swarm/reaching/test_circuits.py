@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
@@ -18,6 +18,7 @@ from shoal.swarm.reaching import circuits
 from shoal.swarm.reaching.circuit_relay import CircuitLimits
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL
 from shoal.swarm.streams import MessageStream
+from tests.waiting import running, until
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
 from libp2p import new_host  # isort: skip
@@ -35,14 +36,6 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ECHO = "/test/echo/1"
 WAIT_S = 30.0
 SECRET = b"what two say to each other through a third" * 100
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(90):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
 
 
 async def echo(stream: MessageStream) -> None:
@@ -68,12 +61,6 @@ async def hosts(count: int, limits: CircuitLimits | None = None) -> AsyncIterato
 
 def through(relay: Host, peer: PeerId) -> str:
     return format_circuit(relay.addresses[0], peer)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    with trio.fail_after(WAIT_S):
-        while not true():  # noqa: ASYNC110 - sockets set no event
-            await trio.sleep(0.01)
 
 
 async def test_two_speak_through_a_relay_that_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,11 +354,9 @@ async def test_nothing_is_relayed_over_a_circuit_nor_taken_from_a_relay_that_was
         assert b"\xca\x01" in await stream.read(64), "202: permission denied"
         bob.circuits._reserved.clear()
         carol = Host(identity=Identity.generate(), listen=LOOPBACK)
-        async with trio.open_nursery() as nursery:
-            await nursery.start(carol.run)
+        async with running(carol):
             with pytest.raises(NetworkError, match="203"):
                 await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
-            nursery.cancel_scope.cancel()
 
 
 ALICE, BOB = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))

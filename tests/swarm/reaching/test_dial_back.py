@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import pytest
@@ -32,14 +32,6 @@ from shoal.swarm.streams import MessageStream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 WAIT_S = 30.0
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(90):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
 
 
 def port_of(host: Host) -> int:
@@ -133,24 +125,20 @@ async def test_forged_answer_counts_for_nothing() -> None:
             await ask_dial_back(asker, liar.peer_id, (port_of(asker),))
 
 
-def test_knock_from_the_own_network_proves_nothing_of_the_outside() -> None:
+async def test_knock_from_the_own_network_proves_nothing_of_the_outside() -> None:
     """A member in the same network, or one whose knock came back from the own router, cannot vouch for the world."""
+    async with asker_and_checker(more=1) as (asker, _, inside):
 
-    async def main() -> None:
-        async with asker_and_checker(more=1) as (asker, _, inside):
+        async def probe_from_inside(stream: MessageStream) -> None:
+            asked = await stream.receive(deadline_s=WAIT_S)
+            secret = decode(asked, AskDialBack).secret
+            assert await probe("127.0.0.1", port_of(asker), secret)
+            answer = DialedBack(host="192.0.2.7", reached=(port_of(asker),))
+            await stream.send(canonical(answer), deadline_s=WAIT_S)
 
-            async def probe_from_inside(stream: MessageStream) -> None:
-                asked = await stream.receive(deadline_s=WAIT_S)
-                secret = decode(asked, AskDialBack).secret
-                assert await probe("127.0.0.1", port_of(asker), secret)
-                answer = DialedBack(host="192.0.2.7", reached=(port_of(asker),))
-                await stream.send(canonical(answer), deadline_s=WAIT_S)
-
-            inside.serve(DIAL_BACK_PROTOCOL, probe_from_inside)
-            finding = await ask_dial_back(asker, inside.peer_id, (port_of(asker),))
-            assert finding.reached == frozenset()
-
-    run(main)
+        inside.serve(DIAL_BACK_PROTOCOL, probe_from_inside)
+        finding = await ask_dial_back(asker, inside.peer_id, (port_of(asker),))
+        assert finding.reached == frozenset()
     assert not dial_back._from_outside("192.0.2.7", "192.0.2.7")
     assert dial_back._from_outside("192.0.2.8", "192.0.2.7")
 
@@ -168,13 +156,10 @@ async def test_strangers_and_the_impatient_are_refused() -> None:
         assert len(heard) == PEER_BURST_PROBES // 2
 
 
-def test_knocks_end_with_the_question() -> None:
-    async def main() -> None:
-        async with asker_and_checker() as (asker, checker):
-            await ask_dial_back(asker, checker.peer_id, (port_of(asker),))
-            assert asker.dial_back_probes._expected == {}
-
-    run(main)
+async def test_knocks_end_with_the_question() -> None:
+    async with asker_and_checker() as (asker, checker):
+        await ask_dial_back(asker, checker.peer_id, (port_of(asker),))
+        assert asker.dial_back_probes._expected == {}
     dial_back_probes = DialBackProbes()
     for _ in range(EXPECTED_LIMIT // 2):
         dial_back_probes.expect(Expected(ports=(1, 2)))

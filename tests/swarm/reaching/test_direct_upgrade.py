@@ -18,9 +18,10 @@ from shoal.swarm.reaching import observed_addresses
 from shoal.swarm.reaching.direct_upgrade import DIRECT_UPGRADE_PROTOCOL, DirectUpgrade, Straight, Straighten
 from shoal.swarm.reaching.punching import Puncher
 from shoal.swarm.reaching.reach import Reach
-from tests.swarm.reaching.test_circuits import ECHO, LOOPBACK, SECRET, WAIT_S, echo, run, through, until
+from tests.swarm.reaching.test_circuits import ECHO, LOOPBACK, SECRET, WAIT_S, echo, through
 from tests.swarm.reaching.test_punching import HERE, bystander, in_order
 from tests.swarm.reaching.test_relayed_lanes import Facts, Node, make_node
+from tests.waiting import until
 
 GREETING = b"\x13/multistream/1.0.0\n"
 
@@ -95,23 +96,20 @@ async def test_relayed_connection_becomes_a_straight_one_and_the_relay_passes_on
         assert lower.host.connected() == {higher.node.peer, relay.peer}
 
 
-def test_connection_stays_relayed_where_no_hole_leads_through(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_stays_relayed_where_no_hole_leads_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has the port that was seen hears how a handshake begins, and no more."""
 
-    async def main() -> None:
-        async with bystander() as (port, heard):
-            monkeypatch.setattr(observed_addresses, "format_address", lambda host, _: format_address(host, port))
-            async with relayed_pair() as (lower, higher, _):
-                await until(lambda: lower.puncher.reach.rests(higher.node.peer))
-                assert not lower.sees(higher)
-                assert await lower.hears(higher)
-                assert await higher.hears(lower)
-                assert lower.puncher.reach.onlooker(higher.node.peer) is None, "it is left at that for a while"
-            assert heard
-            assert all((GREETING + b"\x07/noise\n").startswith(part) for part in heard)
-
     monkeypatch.setattr("shoal.swarm.transport.TAKE_OVER_DEADLINE_S", 0.3)
-    run(main)
+    async with bystander() as (port, heard):
+        monkeypatch.setattr(observed_addresses, "format_address", lambda host, _: format_address(host, port))
+        async with relayed_pair() as (lower, higher, _):
+            await until(lambda: lower.puncher.reach.rests(higher.node.peer))
+            assert not lower.sees(higher)
+            assert await lower.hears(higher)
+            assert await higher.hears(lower)
+            assert lower.puncher.reach.onlooker(higher.node.peer) is None, "it is left at that for a while"
+        assert heard
+        assert all((GREETING + b"\x07/noise\n").startswith(part) for part in heard)
 
 
 async def test_nobody_is_dialled_where_the_relay_did_not_see_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,8 @@ from shoal.swarm.reaching.punching import Puncher, PunchPort
 from shoal.swarm.reaching.reach import ALONE_ATTEMPTS, ALONE_PUNCHES_BURST, HOLE_OFFERS, PUNCHES_BURST
 from shoal.swarm.streams import MessageStream
 from tests.swarm.lane_net import WAIT_S, lanes_of
-from tests.swarm.reaching.test_relayed_lanes import LANE, SECRET, Node, nodes, note, run, until
+from tests.swarm.reaching.test_relayed_lanes import LANE, SECRET, Node, nodes, note
+from tests.waiting import until
 
 HERE = ("127.0.0.1",)
 
@@ -107,29 +108,26 @@ async def test_lane_through_holes_takes_the_place_of_the_one_through_a_third(dia
         assert relay.relayed_lanes.bytes_passed == passed < len(SECRET)
 
 
-def test_router_that_changes_ports_leaves_the_lane_through_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_that_changes_ports_leaves_the_lane_through_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has the port that was seen is dialled a few times, and told nothing but one sealed hello."""
-
-    async def main() -> None:
-        async with bystander() as (port, heard):
-            monkeypatch.setattr(observed_addresses, "format_address", lambda host, _: format_address(host, port))
-            async with nodes(seen_at=HERE) as (alice, bob, relay):
-                lower, higher = in_order(alice, bob)
-                await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-                await until(lambda: puncher(lower).reach.rests(higher.peer))
-                assert ways(alice, bob) == ways(bob, alice) == [True]
-                alice.lanes.post(bob.peer, note(SECRET), SECRET)
-                assert await bob.sink.next_frame() == (alice.peer, note(SECRET), SECRET)
-                assert relay.relayed_lanes.bytes_passed > len(SECRET)
-            assert sorted(map(len, heard)) == [0, LANE_ID_BYTES + HELLO_WIRE_BYTES]
-            assert SECRET[:8] not in b"".join(heard)
 
     monkeypatch.setattr("shoal.swarm.lanes.dial.HELLO_DEADLINE_S", 0.3)
     monkeypatch.setattr("shoal.swarm.lanes.listener.TRAVERSAL_DEADLINE_S", 0.3)
-    run(main)
+    async with bystander() as (port, heard):
+        monkeypatch.setattr(observed_addresses, "format_address", lambda host, _: format_address(host, port))
+        async with nodes(seen_at=HERE) as (alice, bob, relay):
+            lower, higher = in_order(alice, bob)
+            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+            await until(lambda: puncher(lower).reach.rests(higher.peer))
+            assert ways(alice, bob) == ways(bob, alice) == [True]
+            alice.lanes.post(bob.peer, note(SECRET), SECRET)
+            assert await bob.sink.next_frame() == (alice.peer, note(SECRET), SECRET)
+            assert relay.relayed_lanes.bytes_passed > len(SECRET)
+        assert sorted(map(len, heard)) == [0, LANE_ID_BYTES + HELLO_WIRE_BYTES]
+        assert SECRET[:8] not in b"".join(heard)
 
 
-def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     dials: list[tuple[PunchPort, int]] = []
     dial = PunchPort._dial
 
@@ -137,19 +135,16 @@ def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> No
         dials.append((self, port))
         return await dial(self, host, port)
 
-    async def main() -> None:
-        monkeypatch.setattr(observed_addresses, "format_address", lambda host, port: format_address(host, 1))
-        async with nodes(seen_at=HERE) as (alice, bob, _):
-            lower, higher = in_order(alice, bob)
-            await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
-            await until(lambda: puncher(lower).reach.rests(higher.peer))
-            assert ways(alice, bob) == [True]
-            assert puncher(lower).reach.onlooker(higher.peer) is None, "it is left at that for a while"
-            assert {Counter(at for at, port in dials if port == 1)[at] for at, _ in dials} == {punching.DIALS_LIMIT}
-
     monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
     monkeypatch.setattr(PunchPort, "_dial", counted)
-    run(main)
+    monkeypatch.setattr(observed_addresses, "format_address", lambda host, port: format_address(host, 1))
+    async with nodes(seen_at=HERE) as (alice, bob, _):
+        lower, higher = in_order(alice, bob)
+        await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
+        await until(lambda: puncher(lower).reach.rests(higher.peer))
+        assert ways(alice, bob) == [True]
+        assert puncher(lower).reach.onlooker(higher.peer) is None, "it is left at that for a while"
+        assert {Counter(at for at, port in dials if port == 1)[at] for at, _ in dials} == {punching.DIALS_LIMIT}
 
 
 @pytest.mark.parametrize("lost", [1, HOLE_OFFERS])
@@ -299,31 +294,30 @@ async def test_both_want_a_lane_at_once_and_again_after_it_is_lost() -> None:
         assert parted == []
 
 
-def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_without_a_third_or_a_hole_are_told_and_a_hole_later_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """However often a lane was asked for in vain meanwhile."""
 
-    async def main() -> None:
-        async with two_alone() as (lower, higher, parted):
-            with monkeypatch.context() as router:
-                change_ports(router)
-                router.setattr(punching, "PUNCH_DEADLINE_S", 0.5)
-                for number in range(ALONE_ATTEMPTS):
-                    assert parted == [], f"after {number}"
-                    with pytest.raises(NetworkError, match="no hole leads"):
-                        await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
-                await until(lambda: sorted(map(id, parted)) == sorted(map(id, (lower, higher))))
-                for _ in range(PENDING_PER_PEER_LIMIT + 1):
-                    with pytest.raises(NetworkError, match="cannot be reached"):
-                        await lower.lanes._dialler.dial(higher.peer, 1)
-                with pytest.raises(NetworkError):
-                    await higher.lanes.ensure(lower.peer, deadline_s=1.0)
-            await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
-            await until(lambda: ways(lower, higher) == ways(higher, lower) == [False])
-            await until(lambda: blocked(lower, higher) == blocked(higher, lower) == 0)
-            assert (lower.host.remote_errors, higher.host.remote_errors) == (0, 0)
-
     monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
-    run(main)
+    async with two_alone() as (lower, higher, parted):
+        with monkeypatch.context() as router:
+            change_ports(router)
+            router.setattr(punching, "PUNCH_DEADLINE_S", 0.5)
+            for number in range(ALONE_ATTEMPTS):
+                assert parted == [], f"after {number}"
+                with pytest.raises(NetworkError, match="no hole leads"):
+                    await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
+            await until(lambda: sorted(map(id, parted)) == sorted(map(id, (lower, higher))))
+            for _ in range(PENDING_PER_PEER_LIMIT + 1):
+                with pytest.raises(NetworkError, match="cannot be reached"):
+                    await lower.lanes._dialler.dial(higher.peer, 1)
+            with pytest.raises(NetworkError):
+                await higher.lanes.ensure(lower.peer, deadline_s=1.0)
+        await lower.lanes.ensure(higher.peer, deadline_s=WAIT_S)
+        await until(lambda: ways(lower, higher) == ways(higher, lower) == [False])
+        await until(lambda: blocked(lower, higher) == blocked(higher, lower) == 0)
+        assert (lower.host.remote_errors, higher.host.remote_errors) == (0, 0)
 
 
 async def test_two_are_not_parted_where_the_other_makes_no_holes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,12 +97,10 @@ def test_two_are_parted_after_some_holes_in_a_row_that_failed_and_no_more_once_o
     assert parted == [HIGHER]
 
 
-def test_few_peers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        reach = Reach(LOWER, Facts(reached=False, relays=[THIRD]))
-        for number in range(5):
-            reach.failed(PeerId(f"peer {number}"))
-        assert [reach.rests(PeerId(f"peer {number}")) for number in range(5)] == [False] * 3 + [True] * 2
-
+@pytest.mark.virtual_time
+async def test_few_peers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach_module, "KEY_LIMIT", 2)
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    reach = Reach(LOWER, Facts(reached=False, relays=[THIRD]))
+    for number in range(5):
+        reach.failed(PeerId(f"peer {number}"))
+    assert [reach.rests(PeerId(f"peer {number}")) for number in range(5)] == [False] * 3 + [True] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,18 +29,11 @@ from shoal.swarm.reaching.relayed_lanes import (
 )
 from shoal.swarm.streams import MessageStream
 from tests.swarm.lane_net import LOOPBACK, WAIT_S, RecordingSink
+from tests.waiting import until
 
 CONTROL = ("/ip4/127.0.0.1/tcp/0",)
 LANE = "/test/lane/1"
 SECRET = b"only these two " * 2000
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        with trio.fail_after(90):
-            await main()
-
-    trio.run(bounded, strict_exception_groups=True)
 
 
 class Facts:
@@ -129,12 +122,6 @@ async def nodes(
 
 def note(payload: bytes) -> FrameHeader:
     return FrameHeader(kind=FrameKind.REQUEST, length=len(payload))
-
-
-async def until(true: Callable[[], bool]) -> None:
-    with trio.fail_after(WAIT_S):
-        while not true():  # noqa: ASYNC110 - threads and sockets set no event
-            await trio.sleep(0.01)
 
 
 async def test_frames_pass_through_a_third_that_sees_ciphertext_only(monkeypatch: pytest.MonkeyPatch) -> None:

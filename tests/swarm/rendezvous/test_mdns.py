@@ -14,7 +14,7 @@ import trio
 from shoal.protocol.identity import Identity
 from shoal.swarm.rendezvous import mdns
 from shoal.swarm.rendezvous.mdns import LocalDiscovery, LocalPeer
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, running
 
 LOOPBACK = ["127.0.0.1"]
 GROUP = "224.0.0.251"
@@ -88,10 +88,8 @@ async def test_discovery_starts_and_stops_however_long_it_takes_to_be_announced(
 
     monkeypatch.setattr(mdns.Zeroconf, "register_service", register)
     one = discovery(4, "cc" * 32)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(one.run)
+    async with running(one):
         assert await trio.to_thread.run_sync(announcing.wait, WAIT_S)
-        nursery.cancel_scope.cancel()
     announced.set()
 
 
@@ -123,3 +121,16 @@ def test_discovery_without_multicast_warns_once_and_returns(
         trio.run(discovery(5, "dd" * 32).run)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "peers must be named by address" in caplog.records[0].message
+
+
+def test_what_zeroconf_reports_of_an_address_that_went_is_one_line_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    try:
+        raise OSError(101, "Network is unreachable")
+    except OSError:
+        logging.getLogger("zeroconf").warning("Error with socket 26", exc_info=True)
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info) == (logging.INFO, None)
+    assert record.getMessage().endswith("is gone or cut off: [Errno 101] Network is unreachable")

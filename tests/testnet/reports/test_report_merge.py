@@ -193,6 +193,99 @@ def test_hostile_texts_are_escaped(tmp_path: Path) -> None:
     assert "alert(1)" in Tags(page).text
 
 
+def write_losses(folder: Path, losses: dict[tuple[str, int], float], *events: dict[str, object], **more: str) -> None:
+    write(
+        folder / "events.jsonl",
+        {"event": "started", "peer_id": folder.name},
+        *(
+            {"event": "evaluated", "term": term, "round": at, "loss": loss, **more}
+            for (term, at), loss in losses.items()
+        ),
+        *({"event": "certified", "term": term, "round": at, "digest": f"{at}", "members": []} for term, at in losses),
+        *events,
+    )
+
+
+def curves_of(history: SwarmHistory) -> dict[str, list[tuple[int, float]]]:
+    return {" ".join(curve.labels): history.rounds.points(curve) for curve in history.rounds.curves}
+
+
+def test_nodes_that_measured_the_same_are_one_curve_and_others_have_their_own(tmp_path: Path) -> None:
+    write_losses(tmp_path / "m1", {("0.0", at): 4 - at / 10 for at in range(1, 21)})
+    write_losses(tmp_path / "m2", {("0.0", at): 4.0001 - at / 10 for at in range(11, 31)})
+    write_losses(tmp_path / "m4", {("0.0", at): 5 - at / 10 for at in range(11, 31)})
+    history = history_of(tmp_path)
+    curves = curves_of(history)
+    assert list(curves) == ["m1 m2", "m4"]
+    assert curves["m1 m2"][:20] == [(at, 4 - at / 10) for at in range(1, 21)]
+    assert curves["m1 m2"][20:] == [(at, 4.0001 - at / 10) for at in range(21, 31)]
+    assert curves["m4"] == [(at, 5 - at / 10) for at in range(11, 31)]
+    page = Tags(render_merged(history))
+    assert page.seen["polyline"] == 2
+    assert "held out, m1, m2" in page.text
+    assert "Nodes measured different losses of the same states" in page.text
+
+
+def test_curve_of_one_text_has_no_word_of_others(tmp_path: Path) -> None:
+    for name in ("m1", "m2"):
+        write_losses(tmp_path / name, {("0.0", at): 4 - at / 10 for at in range(1, 21)})
+    page = Tags(render_merged(history_of(tmp_path)))
+    assert page.seen["polyline"] == 1
+    assert "Nodes measured different" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("decision", "term"),
+    [
+        ({"event": "rolled_back", "term": "0.0", "round": 51, "to": 40}, "0.1"),
+        ({"event": "rebased", "term": "1.0", "round": 41, "to": 40}, "1.0"),
+    ],
+)
+def test_losses_of_a_branch_that_was_left_are_not_drawn(tmp_path: Path, decision: dict[str, object], term: str) -> None:
+    first = {("0.0", at): 5 - at / 50 for at in range(38, 52)}
+    after = {(term, at): 6 - at / 50 for at in range(42, 46)}
+    write_losses(tmp_path / "m1", first | after, decision)
+    history = history_of(tmp_path)
+    kept = [(at, 5 - at / 50) for at in range(38, 41)]
+    assert curves_of(history) == {"m1": kept + [(at, 6 - at / 50) for at in range(42, 46)]}
+    assert history.rounds.loss(("0.0", 50)) == 4.0, "the table of rounds has what was measured in each term"
+    assert history.rounds.loss((term, 42)) == 6 - 42 / 50
+
+
+def test_losses_of_an_earlier_release_name_no_term_and_the_newest_counts(tmp_path: Path) -> None:
+    decision = {"event": "rolled_back", "term": "0.0", "round": 3, "to": 1}
+    write(
+        tmp_path / "events.jsonl",
+        *({"event": "evaluated", "round": at, "loss": loss} for at, loss in ((1, 4.0), (2, 3.0), (3, 2.0))),
+        decision,
+        {"event": "evaluated", "round": 2, "loss": 3.5},
+    )
+    history = history_of(tmp_path)
+    assert list(curves_of(history).values()) == [[(1, 4.0), (2, 3.5), (3, 2.0)]]
+    assert history.rounds.loss(("0.1", 2)) == 3.5
+
+
+def test_loss_that_an_agent_trained_at_is_not_called_held_out_and_its_held_out_reward_is_drawn(tmp_path: Path) -> None:
+    write_losses(
+        tmp_path / "t1",
+        {("0.0", 1): 0.8, ("0.0", 2): 0.7},
+        {"event": "rollouts", "round": 1, "reward": 0.2, "own": 1},
+        {"event": "held_out_reward", "round": 0, "reward": 0.25, "tasks": 200},
+        {"event": "held_out_reward", "round": 20, "reward": 0.75, "tasks": 200},
+        metric="training loss, missing of reward 1",
+    )
+    history = history_of(tmp_path)
+    assert [(key[1], mean.value) for key, mean in history.rounds.rollouts.held_out.kept.items()] == [
+        (0, 0.25),
+        (20, 0.75),
+    ]
+    text = Tags(render_merged(history)).text
+    assert "Training loss" in text
+    assert "Held-out loss" not in text
+    assert "Held-out reward" in text
+    assert "Greedy reward on held-out tasks" in text
+
+
 def test_cells_widen_and_forget_nothing() -> None:
     cells = Cells()
     for second in range(0, 40_000, 10):

@@ -1,13 +1,9 @@
 """The image of a policy in bf16, chunk by chunk, and what changed in it since another: what a sampler needs.
 
 A sampler draws from a policy in bf16, and small steps leave most of its bf16 values as they are. The image of a chunk
-is its encoding by the codec `bf16`, and an image has the digest
-
-    H("image", canonical([numel, chunk_values, root]))        root: over the BLAKE3 hashes of its chunks (`commitment`)
-
-which follows from the certified state, so that anyone who has that state can name it, and who has only the image can
-prove whose it is. A changed chunk travels as the shortest of three; all numbers are little-endian, bits go from the
-lowest of a byte to the highest:
+has each value of the anchor as bf16, rounded to nearest even, two bytes a value; the certified digest of a state that
+is `imaged` covers the hashes of these chunks (`state`), so who has only the image can prove whose it is. A changed
+chunk travels as the shortest of three; all numbers are little-endian, bits go from the lowest of a byte to the highest:
 
     u1 0                                                              the chunk is as it was
     u1 1, the image of the chunk                                      it is told whole
@@ -26,25 +22,19 @@ So a small update costs a bit or two for each step and the gap between two chang
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.collectives.codecs import F32, codec
-from shoal.collectives.commitment import merkle_root
-from shoal.collectives.grid import Grid
+from shoal.collectives.memory import F32
 from shoal.collectives.spans import Undecodable
-from shoal.protocol.errors import LocalError
-from shoal.protocol.messages import domain_hash
-from shoal.protocol.wire import canonical
 
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
 Numbers = npt.NDArray[np.int64]
 
-BF16: Final = codec("bf16")
+VALUE_BYTES: Final = 2
 SAME, WHOLE, CHANGES = 0, 1, 2
 LOW_BITS_LIMIT: Final = 17
 """Of a number: gaps are shorter than a chunk, whose most values need 18 bits, and a higher part costs a bit or two."""
@@ -53,15 +43,29 @@ _HEAD: Final = struct.Struct("<BIBI")
 
 
 def image_of(values: F32) -> U8:
-    """Image of a chunk's values (n,) float32. Raises LocalError for what is not finite."""
-    return BF16.encode(values)
+    """Image (2n,) uint8 of values (n,) float32, whatever they are: what is no number stays none."""
+    bits = values.view(np.uint32)
+    # Round half to even: add just under half of what is cut off, and one more if the kept part is odd.
+    rounded = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    not_numbers = np.isnan(values)
+    if not_numbers.any():  # the sum may wrap around, or come to infinity
+        rounded[not_numbers] = bits[not_numbers] >> np.uint32(16) | np.uint32(0x40)
+    return rounded.astype("<u2").view(np.uint8)
 
 
-def image_digest(grid: Grid, hashes: Sequence[bytes]) -> bytes:
-    """Digest of the image whose chunks have these hashes. Raises LocalError for another number of them."""
-    if len(hashes) != grid.chunks:
-        raise LocalError(f"{len(hashes)} hashes of an image of {grid.chunks} chunks")
-    return domain_hash("image", canonical([grid.numel, grid.chunk_values, merkle_root(hashes)]))
+def put_values(image: U8, out: F32) -> None:
+    """Write the values that an image (2n,) uint8 has into `out`, (n,) float32."""
+    bits = out.view(np.uint32)
+    np.copyto(bits, image.view("<u2"))
+    np.left_shift(bits, np.uint32(16), out=bits)
+
+
+def changes_limit_bytes(n: int) -> int:
+    """Bytes that changes of a chunk of `n` values take at most: that it is told whole."""
+    return 1 + VALUE_BYTES * n
 
 
 def encode_changes(before: U8, after: U8, n: int) -> bytes:
@@ -84,9 +88,9 @@ def apply_changes(before: U8, told: bytes, n: int) -> U8:
     form = told[0] if told else -1
     if form == SAME and len(told) == 1:
         return before.copy()
-    if form == WHOLE and len(told) == 1 + BF16.encoded_bytes(n):
+    if form == WHOLE and len(told) == changes_limit_bytes(n):
         return np.frombuffer(told, np.uint8, offset=1).copy()
-    if form != CHANGES or len(told) <= _HEAD.size or len(told) > BF16.encoded_bytes(n):
+    if form != CHANGES or len(told) <= _HEAD.size or len(told) >= changes_limit_bytes(n):
         raise Undecodable(f"{len(told)} bytes that are no change of a chunk of {n} values")
     _, count, low_bits, gap_bytes = _HEAD.unpack_from(told)
     steps_at = _HEAD.size + gap_bytes

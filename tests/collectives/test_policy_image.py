@@ -8,20 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.collectives.codecs import F32
-from shoal.collectives.commitment import chunk_hash
-from shoal.collectives.grid import Grid
-from shoal.collectives.spans import Undecodable
-from shoal.lab.policy_image import (
+from shoal.collectives.policy_image import (
     CHANGES,
     SAME,
     U8,
     WHOLE,
     apply_changes,
+    changes_limit_bytes,
     encode_changes,
-    image_digest,
     image_of,
+    put_values,
 )
-from shoal.protocol.errors import LocalError
+from shoal.collectives.spans import Undecodable
 
 CHUNK = 1 << 16
 
@@ -60,13 +58,21 @@ def test_golden_changes() -> None:
     assert encode_changes(before, other, 8).hex() == "01" + other.tobytes().hex()
 
 
-def test_golden_digest() -> None:
-    grid = Grid(6, 4)
-    hashes = [chunk_hash(image(1, 2, 3, 4).tobytes()), chunk_hash(image(5, 6).tobytes())]
-    assert image_digest(grid, hashes).hex() == "5fafa99429a191470824e80f7fc0a00ae513bb8f03cd366794064867fb4ebf3a"
-    assert image_digest(Grid(6, 4), hashes[::-1]) != image_digest(grid, hashes)
-    with pytest.raises(LocalError):
-        image_digest(grid, hashes[:1])
+def test_whatever_a_value_is_it_has_an_image() -> None:
+    odd = np.array([np.inf, -np.inf, np.nan, 3.4e38, 1e-45], np.float32)
+    odd = np.append(odd, np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32))
+    seen = np.empty(odd.size, np.float32)
+    put_values(image_of(odd), seen)
+    assert seen[:2].tolist() == [np.inf, -np.inf]
+    assert np.isnan(seen[[2, 5, 6]]).all(), "no number becomes one"
+    assert seen[3:5].tolist() == [np.inf, 0.0]
+
+
+def test_values_of_an_image_have_that_image() -> None:
+    image = image_of(policy(300))
+    seen = np.empty(300, np.float32)
+    put_values(image, seen)
+    assert np.array_equal(image_of(seen), image)
 
 
 @settings(max_examples=150, deadline=None)
@@ -78,7 +84,7 @@ def test_changes_lead_from_one_image_to_the_other_and_are_never_longer_than_it(d
     n, old, new = len(before), image(*before), image(*after)
     told = encode_changes(old, new, n)
     assert np.array_equal(apply_changes(old, told, n), new)
-    assert len(told) <= 1 + new.size
+    assert len(told) <= changes_limit_bytes(n) == 1 + new.size
     assert np.array_equal(old, image(*before)), "what was before is as it was"
 
 
