@@ -371,6 +371,10 @@ class Agreement:
         """Those that a value says this plan counted, by what was computed here; UNSET where seats are for all."""
         return self._counted[plan] if are_few(self._seats) else msgspec.UNSET
 
+    def counts_nobody(self, plan: bytes) -> bool:
+        """True if seats are few, and nothing of those who had them came of this plan: no value can be about that."""
+        return are_few(self._seats) and self._counted.get(plan) == ()
+
     def doubt(self, plan: bytes) -> None:
         """Refuse free proposals of what came of a plan that counts others than it should, in the first views."""
         self._doubted.add(plan)

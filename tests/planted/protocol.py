@@ -1433,6 +1433,12 @@ PROTOCOL: tuple[Bug, ...] = (
         "if False:",
     ),
     bug(
+        "a lead proposes what came of a plan that counts nobody",
+        "tests/lab/simulate/test_seats.py::test_round_of_one_seat_whose_holder_is_lost_counts_the_next_in_the_line",
+        "return are_few(self._seats) and self._counted.get(plan) == ()",
+        "return False",
+    ),
+    bug(
         "a lead gives the seats without regard to the line",
         "tests/protocol/test_seats.py::test_five_members_take_turns_at_two_seats_and_all_hold_the_state_of_every_round",
         "seated = Seating(settings.seats, line).first(contributors.keys())",
