@@ -116,11 +116,6 @@ def config_of(options: RunOptions) -> NodeConfig:
     if options.holds and not options.test_mode:
         raise ConfigError("--hold works with --test-mode only; it is for tests")
     manifest, join = _swarm_of(options, entry_points=(*installed_workloads(), *installed_policies(), OWN_LOOP))
-    if manifest.waits_outside:
-        raise ConfigError(
-            '[membership] waiting = "outside" is simulated so far (`shoal simulate --outside`), and no node does it; '
-            "found the swarm without it: who has no seat waits inside"
-        )
     if manifest.rollouts is None:
         _check_shares_nothing(manifest, options)
     else:

@@ -57,7 +57,7 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
 
 
 def _standing_of(parts: Parts) -> tuple[str, ...]:
-    return (FOLLOWS,) if parts.is_follower else ()
+    return (FOLLOWS,) if parts.is_follower or parts.chain.is_outside(parts.identity.peer_id) else ()
 
 
 def status(

@@ -216,11 +216,16 @@ class Chain:
     def admitted(self) -> frozenset[PeerId] | None:
         """Those who take part in the round after the head; None where nobody waits outside, and all may."""
         line = self._line
-        return line.voters | line.called if isinstance(line, OutsideLine) else None
+        return line.admitted if isinstance(line, OutsideLine) else None
+
+    @property
+    def taking_part(self) -> frozenset[PeerId]:
+        """Those of whom it is known that they are to take part in the round after the head."""
+        return frozenset(self.voting.everyone(self.head)) if self.admitted is None else self.admitted
 
     def is_outside(self, peer: PeerId) -> bool:
         """True if a peer has to wait outside the round after the head."""
-        return self.admitted is not None and peer not in self.admitted
+        return isinstance(self._line, OutsideLine) and not self._line.admits(peer)
 
     def may_enlist(self, peer: PeerId, since: bytes) -> bool:
         """True if the value after the head may take a peer into the line that signed so on the value of this hash."""

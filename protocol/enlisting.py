@@ -15,7 +15,7 @@ of as many as stand in the line.
 What a lead can do is to forget an enlistment. Each voter holds those that it heard, and refuses a value that leaves one
 out which it has held for HELD_ROUNDS rounds, as it refuses who passes a member over: for as many views as a minority
 can lead, and one. What others can do is to send enlistments of keys that they made up: nobody is heard that the swarm
-does not admit, and a value takes ENLISTED_LIMIT.
+does not admit, who brings them fills a small part of the book, and a value takes ENLISTED_LIMIT.
 
 Sans-IO. Source: a queue that all replicas work out from the log, as for the reservations of Lamport, "Time, Clocks and
 the Ordering of Events in a Distributed System" (CACM 1978).
@@ -47,6 +47,8 @@ MayEnlist = Callable[[PeerId, bytes], bool]
 """True if a peer that signed on the value of this hash may get into the line."""
 BOOK_LIMIT: Final = 1024
 """Enlistments that a node holds, one of each peer; the rest come again at the next head."""
+BROUGHT_LIMIT: Final = 64
+"""Of these, brought by one who is no voter: as many as a value takes, and room for all followers of a node."""
 
 
 def enlist(identity: Identity, head: Value) -> Enlisted:
@@ -92,6 +94,15 @@ class OutsideLine(Line):
         self._called = {peer: self._called.get(peer, height) for peer in self._front(value, height)}
 
     @property
+    def admitted(self) -> frozenset[PeerId]:
+        """All that take part in the round after the newest entry."""
+        return self.voters.union(self._called)
+
+    def admits(self, peer: PeerId) -> bool:
+        """True if a peer takes part in it."""
+        return peer in self.voters or peer in self._called
+
+    @property
     def called(self) -> frozenset[PeerId]:
         """The enlisted that take part in the round after the newest entry."""
         return frozenset(self._called)
@@ -125,12 +136,16 @@ class Enlistments:
 
     def __init__(self) -> None:
         self._held: dict[PeerId, tuple[Enlisted, int]] = {}
+        self._brought: dict[PeerId, PeerId] = {}  # who brought those that no voter did
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def take(self, one: Enlisted, height: int, may_enlist: MayEnlist) -> bool:
-        """Hold an enlistment that was heard while the chain had so many entries. Returns False if it is no news."""
+    def take(self, one: Enlisted, height: int, may_enlist: MayEnlist, *, by: PeerId | None = None) -> bool:
+        """Hold an enlistment that was heard while the chain had so many entries.
+
+        by: who brought it, if that is no voter. Returns False if it is no news, or more than there is room for.
+        """
         known = self._held.get(one.peer)
         if known is not None and may_enlist(one.peer, known[0].since):
             return False
@@ -138,12 +153,20 @@ class Enlistments:
             self.keep(may_enlist)
         if not may_enlist(one.peer, one.since) or (known is None and len(self._held) >= BOOK_LIMIT):
             return False
+        if by is not None and list(self._brought.values()).count(by) >= BROUGHT_LIMIT:
+            self.keep(may_enlist)
+            if list(self._brought.values()).count(by) >= BROUGHT_LIMIT:
+                return False
         self._held[one.peer] = one, height
+        self._brought.pop(one.peer, None)
+        if by is not None:
+            self._brought[one.peer] = by
         return True
 
     def keep(self, may_enlist: MayEnlist) -> None:
         """Forget those that are in the line, or too old."""
         self._held = {peer: (one, at) for peer, (one, at) in self._held.items() if may_enlist(one.peer, one.since)}
+        self._brought = {peer: by for peer, by in self._brought.items() if peer in self._held}
 
     def due(self, may_enlist: MayEnlist) -> tuple[Enlisted, ...]:
         """The enlistments of the next value, of those held longest, in the order of their peers."""

@@ -778,7 +778,9 @@ class Member:
             return
         if not is_signed(wish):
             yield Blame(peer, f"tells an enlistment of {wish.peer} that does not hold")
-        elif self.enlistments.take(wish, chain.height, chain.may_enlist):
+        elif self.enlistments.take(
+            wish, chain.height, chain.may_enlist, by=None if peer in chain.voting.named else peer
+        ):
             yield from self._pass_on(message, besides=peer)
 
     def _pass_on(self, message: Enlist, *, said: bool = False, besides: PeerId | None = None) -> Steps:

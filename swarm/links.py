@@ -160,6 +160,9 @@ class AdmissionControl(Protocol):
     def rank(self, peer: PeerId) -> Rank:
         """Rank of a peer when there is not room for all."""
 
+    def follows(self, peer: PeerId) -> bool:
+        """True if a peer takes part in no round now."""
+
     def full(self, peer: PeerId) -> Full:
         """Answer to a peer that would be welcome, were there a place left."""
 
@@ -319,13 +322,14 @@ class Links:
         """Queue a message for everyone whom it concerns; it is signed once.
 
         What who comes first says in the course of a round concerns those who come first too, who contributed, and who
-        said something of a round themselves. All else concerns everybody: certificates, and what others say of a round,
-        for who knows no member yet has to be heard by one.
+        said something of a round themselves; not who follows now. All else concerns everybody: certificates, and what
+        others say of a round, for who knows no member yet has to be heard by one.
         """
         links = list(self._links.values())
         in_course = isinstance(message, SwarmMessage) and not isinstance(message, FOR_EVERYBODY)
         if in_course and self._gate.rank(self._sealer.peer_id) is Rank.FIRST:
             links = [one for one in links if one.takes_part or self._gate.rank(one.peer) > Rank.STRANGER]
+            links = [one for one in links if not self._gate.follows(one.peer)]
         self._post_all(links, message)
 
     def tell_of(self, peer: PeerId, message: LinkMessage) -> None:
@@ -360,6 +364,17 @@ class Links:
         was_up = peer in self._links
         if self._part(peer) and was_up:
             self._gate.lost(peer, why)
+
+    def end(self, peer: PeerId) -> None:
+        """End the link with `peer` in favour of others: it is not made again."""
+        if self._part(peer):
+            self._gate.gave_way(peer)
+
+    def make_way(self, peer: PeerId, among: Collection[PeerId]) -> None:
+        """End one of the links with those `among` whom `peer` comes before, if there is any."""
+        loser = self._loser(peer, among)
+        if loser is not None:
+            self.end(loser)
 
     def end_from(self, hosts: Collection[str], why: str) -> None:
         """End the links that lead from these addresses of this machine."""
@@ -515,11 +530,12 @@ class Links:
             return True
         return self._gate.rank(peer) > Rank.STRANGER and self._loser(peer) is not None
 
-    def _loser(self, peer: PeerId) -> PeerId | None:
+    def _loser(self, peer: PeerId, among: Collection[PeerId] | None = None) -> PeerId | None:
         now = trio.current_time()
         places = (
             Place(peer=link.peer, rank=self._gate.rank(link.peer), silent_s=now - link.said_at)
             for link in self._links.values()
+            if among is None or link.peer in among
         )
         return gives_way(places, self._gate.rank(peer))
 
@@ -532,8 +548,7 @@ class Links:
         if loser is None:
             return False
         logger.info("all links are taken: that with %s ends for one with %s", loser, peer)
-        self._part(loser)
-        self._gate.gave_way(loser)
+        self.end(loser)
         return True
 
     # -- streams ---------------------------------------------------------------------------------------------

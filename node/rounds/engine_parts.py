@@ -21,6 +21,7 @@ from shoal.node.state.store import Store
 from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import Enlist
 from shoal.swarm.links import Links
 
 
@@ -31,7 +32,8 @@ class EngineParts:
 
     caps: of its user's on what is uploaded and downloaded, in bytes/s.
     elsewhere: carries out requests about who may be linked soon, the places where a peer may be, and what somebody will
-    have. checkpoint: of the link by which this node joins. is_follower: it takes part in no round.
+    have. checkpoint: of the link by which this node joins. is_follower: it takes part in no round. enlist: tells a peer
+    who wants a seat.
     """
 
     config: NodeConfig
@@ -58,3 +60,4 @@ class EngineParts:
     checkpoint: Checkpoint | None = None
     may_join: Callable[[PeerId], bool] = lambda peer: True
     is_follower: bool = False
+    enlist: Callable[[PeerId, Enlist], None] = lambda peer, message: None

@@ -16,6 +16,7 @@ from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.strategies.rollouts import rollout_engine
 from shoal.node.strategies.rounds import Rounds, Standing, Task
 from shoal.protocol.chain import Position
+from shoal.protocol.messages import Enlist
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.records import Phase
 from shoal.protocol.seats import are_few, rounds_to_turn
@@ -53,6 +54,7 @@ def engine_parts(parts: Parts) -> EngineParts:
         },
         checkpoint=parts.chain_places.checkpoint,
         is_follower=parts.is_follower,
+        enlist=parts.enlist_exchange.tell,
     )
 
 
@@ -68,14 +70,22 @@ class CertifiedRounds(Rounds):
     @property
     def takers(self) -> Mapping[type, Taker]:
         """See `Rounds`."""
-        return dict.fromkeys(get_args(SwarmMessage), self._engine.hear)
+        return dict.fromkeys((*get_args(SwarmMessage), Enlist), self._engine.hear)
 
     @property
     def tasks(self) -> Sequence[Task]:
         """See `Rounds`."""
         state_store = self._p.state_store
         reductions = (self._p.reduce.run, self._p.relay_room.run)
-        return (*reductions, state_store.load_ahead, state_store.run, self._p.resumption.run, self._p.checkpoints.run)
+        exchanges = (self._p.enlist_exchange.run,) if self._p.config.manifest.waits_outside else ()
+        return (
+            *exchanges,
+            *reductions,
+            state_store.load_ahead,
+            state_store.run,
+            self._p.resumption.run,
+            self._p.checkpoints.run,
+        )
 
     @property
     def record_phase(self) -> Phase:

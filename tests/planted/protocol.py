@@ -1559,8 +1559,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "who was counted goes on taking part",
         "tests/protocol/test_enlisting.py"
         "::test_who_is_called_takes_part_with_what_it_learnt_and_follows_again_once_it_was_counted",
-        "return self.admitted is not None and peer not in self.admitted",
-        "return self.admitted is not None and not self.was_member(peer)",
+        "return isinstance(self._line, OutsideLine) and not self._line.admits(peer)",
+        "return isinstance(self._line, OutsideLine) and not self.was_member(peer)",
     ),
     bug(
         "a server of groups that was started again is left alone all the same",

@@ -593,11 +593,4 @@ STATE: tuple[Bug, ...] = (
         "made = TensorsInPlace(path, places, metadata, spare=spare)",
         "made = TensorsInPlace(path, places, metadata)",
     ),
-    bug(
-        "work that a value does not count is lost where its finals are not here",
-        "tests/node/state/test_contributions.py"
-        "::test_whom_a_value_did_not_count_needs_no_finals_to_carry_all_of_its_work_on",
-        "return bool(named) and self._sender not in named",
-        "return False",
-    ),
 )
