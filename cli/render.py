@@ -304,6 +304,7 @@ def status_lines(status: Status) -> list[str]:
         *(() if status.counts_from is None else (("counts", f"its work, from round {status.counts_from} on"),)),
         *(() if not status.why_paused else (("paused", status.why_paused),)),
         *(() if status.turn_in_rounds is None else (("seat", turn_text(status.turn_in_rounds)),)),
+        *(() if status.outside is None else (("seat", str(status.outside)),)),
         *(() if status.abstains is None else (("help", by_name(status.abstains, status.names, own=status.peer_id)),)),
         *(("alert", by_name(alert, status.names, own=status.peer_id)) for alert in status.alerts),
         ("round", f"{status.round} (term {status.term}), digest {status.digest or '–'}"),

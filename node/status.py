@@ -95,6 +95,7 @@ def status(
         digest=standing.digest,
         abstains=standing.abstains,
         turn_in_rounds=standing.turn_in_rounds,
+        outside=standing.outside,
         members=[_member(rows[peer]) for peer in standing.members],
         peers=summary_of(peers),
         voters=[str(peer) for peer in standing.voters],

@@ -66,6 +66,7 @@ class AuditSection(Message, frozen=True, kw_only=True):
 
 
 SEATS_MAX = 256
+STALENESS_MAX = 1000
 """More than there can be members: for swarms to come."""
 MANIFEST_LIMIT_BYTES = 16_384
 """Of the file, and of what a peer sends; a node also keeps the manifest as a file, without comments if need be."""
@@ -256,7 +257,7 @@ class RoundSection(Message, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            le=1000,
+            le=STALENESS_MAX,
             description="A missed contribution may still count this many rounds later.",
             extra=AMENDABLE,
         ),
@@ -298,7 +299,7 @@ class MembershipSection(Message, frozen=True, kw_only=True):
         Meta(
             description="Where those are who train and have no seat: inside (members of weight zero, linked with all, "
             f"{MEMBER_LIMIT} in all) or outside (followers, as many as there may be, whom the chain calls when their "
-            "turn comes; takes named voters and few seats, and is simulated so far)."
+            "turn comes; takes named voters and few seats)."
         ),
     ] = "inside"
 

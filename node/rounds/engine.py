@@ -207,10 +207,11 @@ class Engine:
     # -- effects of several steps ------------------------------------------------------------------------------
 
     def _send(self, effect: effects.Send) -> None:
-        if isinstance(effect.message, Enlist):  # no message of links: older nodes know it as little as the setting
-            self._p.enlist(effect.peer, effect.message)
+        message: Any = effect.message
+        if isinstance(message, Enlist):  # no message of links, which older nodes would not know
+            self._p.enlist(effect.peer, message)
         else:
-            self._p.links.send(effect.peer, effect.message)
+            self._p.links.send(effect.peer, message)
 
     async def _write(self, effect: effects.Write) -> None:
         await trio.to_thread.run_sync(self._p.store.persist, *effect.records)

@@ -8,6 +8,7 @@ peer than WISHES_PER_S in the long run: what is beyond is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Collection
 
@@ -74,7 +75,7 @@ class EnlistExchange:
             logger.debug("%s is not told who wants a seat: %s", peer, error)
 
     async def _serve(self, stream: MessageStream) -> None:
-        """Hear what a peer tells, to the end of its stream or for REQUEST_DEADLINE_S. Raises RemoteError."""
+        """Hear what a peer tells, to the end of its stream. Raises RemoteError, NetworkError where it stops amid it."""
         peer = stream.peer
         if peer not in self._linked():
             raise RemoteError("tells who wants a seat without having been admitted", peer=peer)
@@ -82,10 +83,10 @@ class EnlistExchange:
         self._rates[peer] = rate
         if len(self._rates) > PEERS_LIMIT:
             del self._rates[next(iter(self._rates))]
-        try:
-            while rate.take(1.0, trio.current_time()):
+        with contextlib.suppress(StreamEnded):
+            while True:
                 data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
+                if not rate.take(1.0, trio.current_time()):
+                    logger.info("%s tells of more who want a seat than are heard", peer)
+                    return
                 self._give(peer, decode(data, Enlist, peer=peer))
-        except StreamEnded:
-            return
-        logger.info("%s tells of more who want a seat than are heard", peer)

@@ -19,7 +19,7 @@ from shoal.protocol.chain import Position
 from shoal.protocol.messages import Enlist
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.records import Phase
-from shoal.protocol.seats import are_few, rounds_to_turn
+from shoal.protocol.seats import LinePlace, are_few, rounds_to_turn
 from shoal.swarm.members import Taker
 
 
@@ -124,6 +124,7 @@ class CertifiedRounds(Rounds):
         """See `Rounds`."""
         head, state, machine = self._p.chain.head, self._p.state_store.state, self._engine.machine
         chain, me = self._p.chain, self._p.identity.peer_id
+        line, outside = chain.line, chain.is_outside(me)
         return Standing(
             term=head.next_term,
             round=head.state_round,
@@ -136,5 +137,6 @@ class CertifiedRounds(Rounds):
             amendments={} if machine is None else machine.amend_consents(),
             amended=self._p.chain.amended(head.next_round),
             abstains=self._engine.member.abstains,
-            turn_in_rounds=rounds_to_turn(chain.line, me, chain.seats) if are_few(chain.seats) else None,
+            turn_in_rounds=rounds_to_turn(line, me, chain.seats) if are_few(chain.seats) and not outside else None,
+            outside=LinePlace.in_line(line, me) if outside else None,
         )

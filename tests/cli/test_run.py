@@ -146,18 +146,6 @@ def test_run_refuses_a_workload_that_is_not_installed(
     assert daemon.config is None
 
 
-def test_run_refuses_a_swarm_where_who_has_no_seat_waits_outside(
-    daemon: FakeDaemon, manifest: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = manifest.read_text().replace("staleness_rounds = 3", "staleness_rounds = 40")
-    manifest.write_text(f'{text}\n[membership]\nvoters = "named"\nseats = 2\nwaiting = "outside"\n')
-    assert execute(["run", str(manifest)]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith('shoal: [membership] waiting = "outside" is simulated so far')
-    assert err.count("\n") == 1
-    assert daemon.config is None
-
-
 def test_run_refuses_a_manifest_with_an_unknown_key_and_names_the_nearest(
     daemon: FakeDaemon, manifest: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1556,6 +1556,13 @@ PROTOCOL: tuple[Bug, ...] = (
         "if not chain.may_enlist(wish.peer, wish.since):",
     ),
     bug(
+        "one peer fills the book of those who want a seat",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_brings_enlistments_of_many_keys_fills_a_small_part_of_the_book_and_none_of_a_voters",
+        "self._brought[one.peer] = by",
+        "pass",
+    ),
+    bug(
         "who was counted goes on taking part",
         "tests/protocol/test_enlisting.py"
         "::test_who_is_called_takes_part_with_what_it_learnt_and_follows_again_once_it_was_counted",

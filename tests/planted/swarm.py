@@ -27,6 +27,23 @@ SWARM: tuple[Bug, ...] = (
         "if not self._is_leaving(peer):",
     ),
     bug(
+        "who tells of many who want a seat is heard of them all",
+        "tests/node/rounds/test_enlist_exchange.py"
+        "::test_no_more_of_one_peer_is_heard_than_its_rate_and_others_are_all_the_same",
+        "if not rate.take(1.0, trio.current_time()):",
+        "if False:",
+    ),
+    bug(
+        "a stranger tells who wants a seat",
+        "tests/node/rounds/test_enlist_exchange.py::test_who_is_not_linked_is_not_heard_nor_what_is_no_enlistment",
+        """
+        raise RemoteError("tells who wants a seat without having been admitted", peer=peer)
+        """,
+        """
+        pass
+        """,
+    ),
+    bug(
         "a node that has no seat any more keeps all of its links",
         "tests/swarm/test_follower_links.py::test_links_follow_the_chain_as_it_calls_some_and_has_no_seat_for_them_then",
         "self._to_end = frozenset() if links_all else self._choice.settle(linked)",

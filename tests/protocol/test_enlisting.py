@@ -31,6 +31,7 @@ from shoal.protocol.effects import (
 )
 from shoal.protocol.enlisting import (
     BOOK_LIMIT,
+    BROUGHT_LIMIT,
     CALLED_VALUES,
     HELD_ROUNDS,
     VALID_VALUES,
@@ -387,6 +388,24 @@ def test_voter_passes_enlistments_on_to_voters_alone_and_hears_of_nobody_whom_th
     assert set(told(here.hear(OTHERS[0], Enlist(wish=wish(OTHERS[1]))))) == {(peer, OTHERS[1]) for peer in VOTERS[1:]}
     here.may_join = lambda peer: False  # type: ignore[method-assign]
     assert told(here.hear(OTHERS[0], Enlist(wish=wish(OTHERS[2])))) == []
+
+
+def test_who_brings_enlistments_of_many_keys_fills_a_small_part_of_the_book_and_none_of_a_voters() -> None:
+    rounds, book = Rounds(), Enlistments()
+    height, may_enlist = rounds.chain.height, rounds.chain.may_enlist
+    many = [Enlisted(PeerId(f"made up {number}"), START.hash, bytes(64)) for number in range(BROUGHT_LIMIT + 2)]
+    liar, honest = OTHERS[:2]
+    taken = [book.take(one, height, may_enlist, by=liar) for one in many]
+    assert taken == [True] * BROUGHT_LIMIT + [False] * 2
+    assert book.take(many[-1], height, may_enlist, by=honest)
+    assert book.take(many[-2], height, may_enlist), "a voter brings it"
+    rounds.decide(VOTERS[:2])
+    later = [enlist(OF[peer], rounds.chain.head) for peer in OTHERS[2:4]]
+    assert not book.take(later[0], rounds.chain.height, may_enlist, by=liar)
+    for _ in range(VALID_VALUES):
+        rounds.decide(VOTERS[:2])
+    newest = enlist(OF[OTHERS[2]], rounds.chain.head)
+    assert book.take(newest, rounds.chain.height, may_enlist, by=liar), "those before are too old"
 
 
 def test_plan_with_somebody_who_waits_outside_is_blamed_on_its_lead() -> None:
