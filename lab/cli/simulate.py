@@ -101,10 +101,9 @@ def scenario_of(options: SimulateOptions) -> Scenario:
 
 def _outcome(scenario: Scenario) -> Outcome:
     from shoal.lab.simulate.crowd import run_crowd
-    from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS
     from shoal.lab.simulate.simulation import run_scenario
 
-    return (run_scenario if scenario.peers <= FLAT_LIMIT_PEERS else run_crowd)(scenario)
+    return (run_scenario if scenario.is_flat else run_crowd)(scenario)
 
 
 def to_json(outcome: Outcome) -> str:

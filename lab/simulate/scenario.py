@@ -174,15 +174,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if self.outside and (not self.voters or self.voters + self.seats > FLAT_LIMIT_PEERS):
             raise ValueError(f"waiting outside takes named voters, and with the seats up to {FLAT_LIMIT_PEERS} of them")
-        if self.voters > self.peers or (self.voters and self.peers > FLAT_LIMIT_PEERS):
-            raise ValueError(f"named voters are some of up to {FLAT_LIMIT_PEERS} peers")
+        if self.voters > self.peers or (self.voters and not self.is_flat):
+            raise ValueError(f"named voters are some of up to {FLAT_LIMIT_PEERS} peers, or of those who wait outside")
         if self.lying and self.voters < LYING_VOTERS_MIN:
             raise ValueError(f"lying takes {LYING_VOTERS_MIN} named voters or more")
         if self.seats < FLAT_LIMIT_PEERS and (self.sparse or self.fragments > 1):
             raise ValueError("few seats are for peers that make whole rounds together")
-        if self.peers > FLAT_LIMIT_PEERS and self.fault:
+        if not self.is_flat and self.fault:
             raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
-        if self.peers <= FLAT_LIMIT_PEERS and self.churn.share_per_round:
+        if self.is_flat and self.churn.share_per_round:
             raise ValueError(f"churn at random is for more than {FLAT_LIMIT_PEERS} peers; give faults or a trace")
         for fault in self.fault:
             if fault.kind == "voters" and not self.voters:
@@ -192,6 +192,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             newcomers = sum(1 for other in self.fault if other.kind == "join")
             if any(i >= self.peers + newcomers for i in named if i is not None):
                 raise ValueError(f"a {fault.kind} at {fault.at_s} s names a peer that there is not")
+
+    @property
+    def is_flat(self) -> bool:
+        """True if each peer takes part in rounds by a member of its own, as those outside do too."""
+        return self.outside or self.peers <= FLAT_LIMIT_PEERS
 
     @property
     def quiet_at_s(self) -> float:

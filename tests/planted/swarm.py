@@ -57,7 +57,8 @@ SWARM: tuple[Bug, ...] = (
     ),
     bug(
         "a member keeps all followers that had a seat beside it",
-        "tests/swarm/test_follower_links.py::test_links_follow_the_chain_as_it_calls_some_and_has_no_seat_for_them_then",
+        "tests/swarm/test_follower_links.py"
+        "::test_member_ends_links_of_those_that_had_a_seat_where_more_of_them_stay_than_it_has_places",
         "if now - self._too_many_at >= 2 * OUTSIDE_SETTLE_S:",
         "if False:",
     ),

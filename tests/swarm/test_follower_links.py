@@ -134,7 +134,24 @@ async def test_links_follow_the_chain_as_it_calls_some_and_has_no_seat_for_them_
             assert not any(member.says("died", other) for other in swarm.others), "who follows is not given up"
 
 
-async def test_who_has_contributed_has_the_place_of_a_stranger_that_follows() -> None:
+async def test_member_ends_links_of_those_that_had_a_seat_where_more_of_them_stay_than_it_has_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members_module.Neighbours, "settle", lambda choice, linked: frozenset())
+    swarm = Outside(PLACES + 2)
+    swarm.called.update(node.peer for node in swarm.others)
+    async with swarm.running():
+        with trio.fail_after(SETTLED_LIMIT_S):
+            await until(swarm.is_settled)
+            swarm.called.clear()
+            for member in swarm.members:
+                assert len(member.members.followers()) == PLACES + 2
+            await until(lambda: all(len(member.members.followers()) <= PLACES for member in swarm.members))
+        assert swarm.members[1].peer in swarm.members[0].linked()
+
+
+async def test_who_has_contributed_has_the_place_of_a_stranger_that_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "OUTSIDE_SETTLE_S", SETTLED_LIMIT_S)
     swarm = Outside(PLACES + 1)
     strangers, late = swarm.others[:-1], swarm.others[-1]
     first = swarm.members[0]
@@ -147,5 +164,5 @@ async def test_who_has_contributed_has_the_place_of_a_stranger_that_follows() ->
         await until(lambda: len(first.members.followers()) == PLACES)
         await late.join(first)
         await until(lambda: late.peer in first.linked())
-        await until(lambda: len(first.members.followers()) == PLACES)
+        assert len(first.members.followers()) == PLACES
         nursery.cancel_scope.cancel()

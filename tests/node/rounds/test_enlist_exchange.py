@@ -82,7 +82,7 @@ async def test_no_more_of_one_peer_is_heard_than_its_rate_and_others_are_all_the
             stream = await flooding.host.open(first.peer, ENLIST_PROTOCOL, deadline_s=WAIT_S)
             await stream.send_all([canonical(wish) for wish in wishes], deadline_s=WAIT_S)
             await stream.aclose()
-        await until(lambda: len(first.heard) == 4)
+        await until(lambda: len(first.heard) >= 4)
         other.exchange.tell(first.peer, WISHES[0])
         await until(lambda: bool(first.heard_of(other)))
         assert first.heard_of(flooding) == WISHES[:4]
