@@ -137,6 +137,7 @@ class Simulation:
         self._sizes: dict[type, int] = {}
         self._encoded: dict[int, tuple[Message, int, int]] = {}
         self._best = 0
+        self._late: SimulatedPeer | None = None
         self.calm = Calm(self)
         self._enlisted_at: dict[PeerId, float] = {}
         self.waited_outside = 0
@@ -660,11 +661,15 @@ class Simulation:
         return set.intersection(*heard) if heard else set()
 
     def _done(self) -> bool:
-        rounds = self.scenario.rounds
-        if self._best < rounds or self.calm.awaited():
+        if self._best < self.scenario.rounds or self.calm.awaited():
             return False
-        running = [peer for peer in self.peers if peer.running]
-        return all(self._has(peer, rounds) and not peer.peer_rounds.goes for peer in running)
+        if self._late is None or not self._is_late(self._late):
+            self._late = next(filter(self._is_late, self.peers), None)
+        return self._late is None
+
+    def _is_late(self, peer: SimulatedPeer) -> bool:
+        """True if a peer that runs has not the state of the last round, or is on its way out."""
+        return peer.running and (not self._has(peer, self.scenario.rounds) or peer.peer_rounds.goes)
 
     @staticmethod
     def _has(peer: SimulatedPeer, round: int) -> bool:

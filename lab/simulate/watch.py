@@ -20,11 +20,11 @@ from shoal.protocol.backoff import Backoff
 from shoal.protocol.followers import FOLLOWERS_LIMIT
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import RECEIVERS, Died, Effect, MembershipMachine, Refute, Say, State, Suspected
-from shoal.protocol.neighbours import CHOSEN_LINKS, NEIGHBOUR_LIMIT, Neighbours
+from shoal.protocol.neighbours import NEIGHBOUR_LIMIT, Neighbours
 from shoal.protocol.peering import Ack, PingRequest, SignOfLife, Suspicion
 from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
 from shoal.swarm.links import ADMISSION_DEADLINE_S, REST_LIMIT_S
-from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
+from shoal.swarm.members import OUTSIDE_SETTLE_S, REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
@@ -99,6 +99,8 @@ class Watch:
         self._neighbours = Neighbours(me=peer.id, rng=self._rng)
         self._chosen: set[int] = set()
         self._has_seat = False
+        self._to_end: set[int] = set()
+        self._end_at = self._too_many_at = math.inf
         self._early: dict[int, deque[tuple[float, int, object]]] = {}
         self.machine = MembershipMachine(
             me=peer.id,
@@ -162,16 +164,21 @@ class Watch:
         """Choose whom to dial; who follows anew parts from all but a few."""
         follows = self._follows(self._peer.number)
         if not follows:
-            self._has_seat = True
+            self._has_seat, self._to_end = True, set()
             self._chosen = self.wanted() if self._swarm.scenario.outside else self._peer.disk.known
             too_many = sorted(self._followers())[FOLLOWERS_LIMIT:]  # some had a seat until now
-            self._swarm.part_links(self._peer, too_many)
+            self._too_many_at = min(self._too_many_at, now) if too_many else math.inf
+            if now - self._too_many_at >= 2 * OUTSIDE_SETTLE_S:
+                self._swarm.part_links(self._peer, too_many)
             return
         if self._has_seat:
-            self._has_seat = False
-            kept = self._rng.sample(sorted(self.links), min(CHOSEN_LINKS, len(self.links)))
-            self._swarm.part_links(self._peer, sorted(set(self.links) - set(kept)))
+            self._has_seat, self._end_at = False, now + OUTSIDE_SETTLE_S
+            ends = self._neighbours.settle([self._swarm.peers[other].id for other in self.links])
+            self._to_end = {self._swarm.numbers[peer] for peer in ends}
             self._remakes.clear()
+        if now >= self._end_at:
+            self._swarm.part_links(self._peer, sorted(self._to_end.intersection(self.links)))
+            self._end_at, self._to_end = math.inf, set()
         peers, voters = self._swarm.peers, self._peer.disk.ledger.voting.named
         known = {peers[other].id: other for other in sorted(self._peer.disk.known) if not peers[other].gone}
         chosen = self._neighbours.choose(
@@ -182,7 +189,8 @@ class Watch:
             is_proven=lambda peer: peer in voters,
         )
         self._chosen = {known[peer] for peer in chosen}
-        self._swarm.check_links(self._peer, NEIGHBOUR_LIMIT)
+        if not self._to_end:
+            self._swarm.check_links(self._peer, NEIGHBOUR_LIMIT)
 
     def _has_place(self, sender: int) -> bool:
         """True if a peer that says hello may be linked: as a node has it, by `Places` or the links of a follower."""
