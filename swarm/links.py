@@ -197,7 +197,7 @@ class AdmissionControl(Protocol):
 class Links:
     """All message links of this node.
 
-    places: how many links there may be, where this node dialled the next one (True) or was dialled; LINK_LIMIT else.
+    places: how many links there may be, where this node dialled the next one (True) or was dialled; None: LINK_LIMIT.
     pace: how many times as long as the deadlines say is waited for a link to come up, where nobody waits for it.
     own_lag_s: how much longer this node waits for all, since it runs late itself.
     """
@@ -210,7 +210,7 @@ class Links:
         sealer: Sealer,
         admission_control: AdmissionControl,
         refusals: Refusals | None = None,
-        places: Callable[[bool], int] | None = None,
+        places: Callable[[bool], int | None] = lambda dialled: None,
         pace: float = 1.0,
         own_lag_s: Callable[[float], float] = lambda now: 0.0,
     ) -> None:
@@ -218,7 +218,7 @@ class Links:
         self.pace = pace
         self._own_lag_s = own_lag_s
         self._making = Lateness()
-        self._places = places or (lambda dialled: LINK_LIMIT)
+        self._few_places = places
         self._refusals = refusals or Refusals()
         self._swarm_id = swarm_id
         self._sealer = sealer
@@ -520,6 +520,10 @@ class Links:
         """True if there is a place for `peer`; those that are promised to others are none for a stranger."""
         promised = 0 if self._gate.rank(peer) is Rank.FIRST else len(self._promised - {peer, *self._links})
         return peer in self._links or len(self._links) + promised < self._places(dialled)
+
+    def _places(self, dialled: bool) -> int:
+        few = self._few_places(dialled)
+        return LINK_LIMIT if few is None else few
 
     def _no_place(self, peer: PeerId) -> NoPlaceLeft:
         return NoPlaceLeft(f"all {self._places(True)} links of this node are taken; there is none for {peer}")

@@ -439,10 +439,10 @@ class Members:
         self._note_seen(peer)
         self._take_others(peer, full.others)
 
-    def _link_places(self, dialled: bool) -> int:
-        """Links that there may be; where they are few, some places are kept for whom this node chooses itself."""
+    def _link_places(self, dialled: bool) -> int | None:
+        """Links that there may be, where they are few; some places are kept for whom this node chooses itself."""
         if self.links_all:
-            return LINK_LIMIT
+            return None
         return NEIGHBOUR_LIMIT - (0 if dialled else self._choice.kept_places(self.links.linked()))
 
     def linked(self, peer: PeerId) -> None:

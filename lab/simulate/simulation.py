@@ -36,7 +36,7 @@ from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Tim
 from shoal.lab.simulate.outcome import Components, Outcome
 from shoal.lab.simulate.peer import SimulatedPeer
 from shoal.lab.simulate.residuals import Residuals
-from shoal.lab.simulate.scenario import PHASE_LIMIT_S, Fault, Kind, Scenario
+from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS, PHASE_LIMIT_S, Fault, Kind, Scenario
 from shoal.lab.simulate.standins import KeyRing
 from shoal.lab.simulate.states import chunks_of
 from shoal.lab.simulate.talk import LaneMessage, with_flipped_digest
@@ -184,7 +184,7 @@ class Simulation:
                 "founders": founders if named else founders[:1],
                 "authority": self.authority.peer_id,
             }
-            | ({"admission": "allowlist", "allow": everyone} if few else {}),
+            | ({"admission": "allowlist", "allow": everyone} if few and len(everyone) <= FLAT_LIMIT_PEERS else {}),
             "workload": {"name": "regression"},
             "sync": {"inner_steps": 1},
             "round": {name: getattr(self.settings, name) for name in names}
@@ -671,9 +671,10 @@ class Simulation:
         """True if a peer that runs has not the state of the last round, or is on its way out."""
         return peer.running and (not self._has(peer, self.scenario.rounds) or peer.peer_rounds.goes)
 
-    @staticmethod
-    def _has(peer: SimulatedPeer, round: int) -> bool:
-        """True if a peer has the state of a round, or of a later one."""
+    def _has(self, peer: SimulatedPeer, round: int) -> bool:
+        """True if a peer has the state of a round, or of a later one; if some wait outside, be it behind its head."""
+        if self.scenario.outside and not peer.disk.blank:
+            return peer.disk.held_value.round >= round
         return peer.disk.height >= round and peer.peer_rounds.obtaining.current
 
     def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:

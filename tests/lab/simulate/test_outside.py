@@ -72,7 +72,8 @@ def test_judge_sees_one_who_stands_in_the_line_and_is_passed_over() -> None:
 
 def test_judge_sees_one_who_counts_without_having_enlisted(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(msgspec.structs.replace(PLAIN, seats=4, rounds=8))
-    monkeypatch.setattr(OutsideLine, "called", frozenset(peer.id for peer in simulation.peers))
+    monkeypatch.setattr(OutsideLine, "admitted", frozenset(peer.id for peer in simulation.peers))
+    monkeypatch.setattr(OutsideLine, "admits", lambda line, peer: True)
     assert simulation.run().violation == "newcomers wait"
 
 
