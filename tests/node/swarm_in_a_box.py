@@ -158,7 +158,7 @@ class Box:
 
     async def _keep_links(self) -> None:
         """Let links follow the chains, where these say who takes part."""
-        while self.seats is not None:
+        while True:
             await trio.sleep(NOTICE_S)
             self._look_around()
 
@@ -192,7 +192,8 @@ class Box:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self.net.run)
-            nursery.start_soon(self._keep_links)
+            if self.seats is not None:
+                nursery.start_soon(self._keep_links)
             yield
             for life in self.living():
                 life.disk.faults.clear()

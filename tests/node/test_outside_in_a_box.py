@@ -38,7 +38,7 @@ def decided(box: Box) -> list[Value]:
 
 
 def assert_turns(box: Box) -> None:
-    """All came to the seats, none of them waited for longer than is said, and never were all members."""
+    """All came to the seats, none of them waited for longer than is said, and not always were all members."""
     values = decided(box)
     counts = [set(counted_in(value)) for value in values]
     assert all(0 < len(some) <= SEATS for some in counts)
@@ -47,7 +47,7 @@ def assert_turns(box: Box) -> None:
         assert len(turns) > 1
         waits = [after - before for before, after in itertools.pairwise(turns)]
         assert max(waits) <= longest_wait(NODES, SEATS) + ENLISTS, "since it stands in the line"
-    assert all(len(value.members) < NODES for value in values)
+    assert any(len(value.members) < NODES for value in values), "some wait outside"
 
 
 @pytest.mark.parametrize("seed", range(3))
