@@ -15,11 +15,21 @@ from shoal.node.option import Option
 from shoal.node.options import DEFAULT_DATA_DIR, DataDir
 from shoal.protocol.errors import ConfigError, did_you_mean
 from shoal.protocol.identity import Identity
-from shoal.protocol.manifest import Manifest, OptimizerName, RoundSection, render_manifest, validate_manifest
+from shoal.protocol.manifest import (
+    STALENESS_MAX,
+    Manifest,
+    OptimizerName,
+    RoundSection,
+    render_manifest,
+    validate_manifest,
+)
 from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE, DEFAULT_POLICY, DEFAULT_ROLLOUTS
 from shoal.protocol.messages import MEMBER_LIMIT
 from shoal.protocol.seats import longest_wait
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, strategy_named
+
+OUTSIDE_EXPECTED = 1024
+"""Who waits outside: of so many the work may wait for its seat, by what `init` writes, and not become too old."""
 
 DEFAULT_INNER_STEPS = 100
 DEFAULT_AGENT_ROUNDS = 8
@@ -61,6 +71,10 @@ class InitOptions:
     seats: Annotated[
         int | None,
         Option("--seats", help="How many contribute to a round at most; who trains beside them waits for its seat."),
+    ] = None
+    waiting: Annotated[
+        Literal["inside", "outside"] | None,
+        Option("--waiting", help="Where who has no seat waits: linked with all, 64 in all, or outside, however many."),
     ] = None
     output: Annotated[Path, Option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
         "swarm.toml"
@@ -133,13 +147,14 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
             whose = "policies" if shares else "loops"
             raise ConfigError(f"--optimizer is for workloads, and {whose} have optimizers of their own; leave it out")
         tables["inner"] = {"optimizer": options.optimizer}
-    voters = options.voters or ("named" if options.admission == "open" and strategy.certifies else None)
-    membership = {"voters": voters, "seats": options.seats}
+    strangers_may_vote = options.admission == "open" or options.waiting == "outside"
+    voters = options.voters or ("named" if strangers_may_vote and strategy.certifies else None)
+    membership = {"voters": voters, "seats": options.seats, "waiting": options.waiting}
     if any(value is not None for value in membership.values()):
         tables["membership"] = {key: value for key, value in membership.items() if value is not None}
     if options.seats:
-        wait = longest_wait(MEMBER_LIMIT, options.seats)
-        tables["round"] = {"staleness_rounds": max(RoundSection().staleness_rounds, wait)}
+        wait = longest_wait(OUTSIDE_EXPECTED if options.waiting == "outside" else MEMBER_LIMIT, options.seats)
+        tables["round"] = {"staleness_rounds": min(max(RoundSection().staleness_rounds, wait), STALENESS_MAX)}
     if options.faults is not None:
         tables["agreement"] = {"faults": options.faults}
     return validate_manifest(tables, source="the new manifest")
@@ -164,7 +179,7 @@ def _voting_told(options: InitOptions, manifest: Manifest) -> str:
         return ""
     who = "this node alone certifies" if named == 1 else f"the {named} founders certify"
     why = ""
-    if options.voters is None:
+    if options.voters is None and options.admission == "open":
         why = ", since anyone may join: where contributors vote, one machine with many keys is a majority"
     return (
         f"{who} rounds, whoever else contributes{why}; rounds wait while "

@@ -161,6 +161,8 @@ def _place(status: Status) -> list[Check]:
     found = []
     if status.turn_in_rounds is not None:
         found.append(turn_text(status.turn_in_rounds))
+    if status.outside is not None:
+        found.append(str(status.outside))
     if status.counts_from is not None and status.counts_from > status.round + 1:
         found.append(f"watches round {status.round + 1}, and its work counts from round {status.counts_from} on")
     return [Check(name="Seat", state="ok", detail=text) for text in found]

@@ -24,6 +24,7 @@ import msgspec
 from shoal.node.peer_facts import PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
 from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
+from shoal.protocol.seats import LinePlace
 
 SOCKET_NAME = "control.sock"
 POINTER_NAME = "control.path"
@@ -212,6 +213,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
     turn_in_rounds: in how many rounds it has a seat, 0 for this one; None where seats are for all, or it is no member.
+    outside: its place in the line where it waits outside for a seat, else None.
     alerts: what keeps this node from signing, or from finding anybody, and what helps, in a line each. peers: of all
     that it knows; None from a node that does not say.
     loss: the newest evaluation, of which metric says in words what it is; train_loss: of this node's own training, of
@@ -242,6 +244,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None
     abstains: str | None = None
     turn_in_rounds: int | None = None
+    outside: LinePlace | None = None
     members: list[MemberStatus]
     peers: PeerSummary | None = None
     voters: list[str] = []

@@ -52,6 +52,7 @@ from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import EventLog
 from shoal.node.reporting.event_writers import writers_of
 from shoal.node.reporting.round_log import RoundLog, term_text
+from shoal.node.rounds.enlist_exchange import EnlistExchange
 from shoal.node.rounds.fork_file import ForkFile
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReductionDriver
@@ -196,6 +197,7 @@ class Node:
             chain_places=chain_places,
             chain_waits=ChainWaits(host, state_store, linked),
             image_exchange=ImageExchange(host, cache, catchup, linked),
+            enlist_exchange=EnlistExchange(host, linked, members.give),
             is_follower=self.is_follower,
             state_store=state_store,
             resumption=resumption,
@@ -220,6 +222,7 @@ class Node:
             record=self._record,
             admission=admission_of(config.data_dir, manifest, me, chain=chain, named=named),
             follows=self.is_follower,
+            outside=chain.is_outside if manifest.waits_outside else None,
         )
 
     def _make_services(self) -> None:

@@ -16,6 +16,7 @@ from shoal.node.holds import Holds
 from shoal.node.options import NodeConfig
 from shoal.node.outcome import Progress
 from shoal.node.reporting.event_log import EventLog
+from shoal.node.rounds.enlist_exchange import EnlistExchange
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.rounds.standstill import Standstill
@@ -67,6 +68,7 @@ class Parts:
     chain_places: ChainPlaces
     chain_waits: ChainWaits
     image_exchange: ImageExchange
+    enlist_exchange: EnlistExchange
     is_follower: bool
     state_store: StateStore
     resumption: Resumption

@@ -79,7 +79,7 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
 
 
 def _standing_of(parts: Parts) -> tuple[str, ...]:
-    return (FOLLOWS,) if parts.is_follower else ()
+    return (FOLLOWS,) if parts.is_follower or parts.chain.is_outside(parts.identity.peer_id) else ()
 
 
 class NodeView:
@@ -153,6 +153,7 @@ class NodeView:
             digest=standing.digest,
             abstains=standing.abstains,
             turn_in_rounds=standing.turn_in_rounds,
+            outside=standing.outside,
             members=[_member(rows[peer]) for peer in standing.members],
             peers=summary_of(peers),
             voters=[str(peer) for peer in standing.voters],

@@ -53,6 +53,7 @@ from shoal.protocol.certificate import (
 from shoal.protocol.durable import ABSTAIN
 from shoal.protocol.durable import DurableRecord as DurableRecord
 from shoal.protocol.durable import Persist as Persist
+from shoal.protocol.enlisting import Outside, check_enlisted
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
@@ -156,8 +157,8 @@ class Agreement:
     voting: who has a vote, and how many votes decide. in_force: the settings of the round; without them no value may
     amend any. banned: who can be no member after it. leads_back: whether a rollback goes back to what was certified;
     left out, of none it is known that it does not. may_join: whether a peer is one whom the swarm lets in; left
-    out, everybody is. seats: how many contributions may count. `reports` has by plan, for every peer, the Report of it
-    that was heard and is signed.
+    out, everybody is. seats: how many contributions may count. outside: who waits there, if anybody does. `reports`
+    has by plan, for every peer, the Report of it that was heard and is signed.
     """
 
     def __init__(
@@ -171,13 +172,16 @@ class Agreement:
         may_join: Callable[[PeerId], bool] | None = None,
         voting: Voting = CONTRIBUTORS,
         seats: int = MEMBER_LIMIT,
+        outside: Outside | None = None,
     ) -> None:
         self._identity = identity
         self._me = identity.peer_id
         self.previous = previous
         self.voting = voting
         self.electorate = frozenset(voting.electorate(previous))
-        self.everyone = voting.everyone(previous)
+        everyone = voting.everyone(previous)
+        self.everyone = everyone if outside is None else everyone & outside.admitted
+        self._outside = outside
         self._in_force = in_force
         self._banned = frozenset(banned)
         self._leads_back = leads_back or _nothing_known
@@ -371,6 +375,10 @@ class Agreement:
         """Those that a value says this plan counted, by what was computed here; UNSET where seats are for all."""
         return self._counted[plan] if are_few(self._seats) else msgspec.UNSET
 
+    def counts_nobody(self, plan: bytes) -> bool:
+        """True if seats are few, and nothing of those who had them came of this plan: no value can be about that."""
+        return are_few(self._seats) and self._counted.get(plan) == ()
+
     def doubt(self, plan: bytes) -> None:
         """Refuse free proposals of what came of a plan that counts others than it should, in the first views."""
         self._doubted.add(plan)
@@ -380,7 +388,11 @@ class Agreement:
         return self._is_doubted(plan, self.view)
 
     def _is_doubted(self, plan: bytes, view: int) -> bool:
-        return plan in self._doubted and view <= (len(self.electorate) - 1) // 2
+        return plan in self._doubted and self._is_early(view)
+
+    def _is_early(self, view: int) -> bool:
+        """True for as many views as a minority can lead, and one."""
+        return view <= (len(self.electorate) - 1) // 2
 
     def holds(self, target: Target, digest: bytes) -> list[AgreementEffect]:
         """This node has the state of `target` on disk, with this digest; it may now sign for going back to it."""
@@ -517,6 +529,7 @@ class Agreement:
             raise RemoteError("proposed an amendment that no quorum consented to, or that cannot be", peer=sender)
         if not may_ban(value, self._banned):
             raise RemoteError("proposed bans that cannot be, or a banned member", peer=sender)
+        check_enlisted(value, self._may_enlist)
         if not may_count(value, self._seats):
             raise RemoteError(
                 "proposed a result that does not say whom it counted, or more than the seats", peer=sender
@@ -584,7 +597,11 @@ class Agreement:
         check_amended(certificate.value, self.previous, self._in_force, voting=self.voting)
         check_bans(certificate.value, self._banned)
         check_counted(certificate.value, self._seats)
+        check_enlisted(certificate.value, self._may_enlist)
         return self._decide(certificate)
+
+    def _may_enlist(self, peer: PeerId, since: bytes) -> bool:
+        return self._outside is not None and self._outside.may_enlist(peer, since)
 
     def _may_go_back(self, value: Value) -> bool:
         """Check that a rollback is to what was certified, and a quorum consented. Other values need neither."""
@@ -651,8 +668,8 @@ class Agreement:
 
     def _refuse(self, view: int, value: Value) -> bool:
         """Refuse a free proposal whose members are not who they have to be, as far as was heard here, or whose plan
-        counts too little. The latter holds for as many views as a minority can lead, and one: links may be such that
-        no lead hears enough."""
+        counts too little, or that forgets who waits outside. The latter two hold
+        for as many views as a minority can lead, and one: links may be such that no lead hears enough."""
         if value.rollback:
             return False
         excused = {*value.members, *value.leaves, *(ban.peer for ban in named(value)), *self._banned}
@@ -661,7 +678,8 @@ class Agreement:
         left_out = sorted(peer for peer in reported if peer in self.everyone and peer not in excused and not full)
         possible = self._taking_part.get(value.plan, frozenset()) | self.electorate
         strangers = [p for p in newcomers(value, self.previous) if p not in possible or not self._may_join(p)]
-        doubted = self._is_doubted(value.plan, view)
+        forgets = self._outside is not None and bool(self._outside.forgotten(value))
+        doubted = self._is_doubted(value.plan, view) or (forgets and self._is_early(view))
         if left_out or strangers or doubted:
             self._refused[view] = tuple(left_out)
         return view in self._refused

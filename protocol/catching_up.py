@@ -62,7 +62,7 @@ from shoal.protocol.errands import (
     TakeImage,
 )
 from shoal.protocol.errors import NetworkError, RemoteError
-from shoal.protocol.followers import Parents
+from shoal.protocol.followers import AWAITED_LIMIT, Parents
 from shoal.protocol.fork_watch import ForkWatch
 from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import PeerId
@@ -230,6 +230,16 @@ class CatchingUp:
         self._retry_at = 0.0
         self._took_s: float | None = None  # to come to the state at a head, the last time
 
+    @property
+    def follows(self) -> bool:
+        """True if this node takes part in no round: never, or not in the one after its head, since it has no seat."""
+        return self._here.is_follower or self._here.chain.is_outside(self._me)
+
+    def upwards(self, linked: Collection[PeerId]) -> list[PeerId]:
+        """As many linked peers as it waits at, over which a word comes to the voters: these first, then the parent."""
+        voters = self._here.chain.voting.named
+        return sorted(self._parents.first(sorted(linked)), key=lambda peer: peer not in voters)[:AWAITED_LIMIT]
+
     def claimed(self, peer: PeerId, position: Position) -> None:
         """This peer claims that all before `position` is decided."""
         self._claims.heard(peer, position, members=self._here.chain.head.members)
@@ -253,11 +263,11 @@ class CatchingUp:
     def due(self, now: float, *, in_round: bool) -> Errand | None:
         """Return the errand to begin now, if any. in_round: the member takes part in the round after its head.
 
-        A follower that has chosen its chain waits at its parents all the time, and looks into claims as well once it
+        Who follows and has chosen its chain waits at its parents all the time, and looks into claims as well once it
         has the state at its head.
         """
         here = self._here
-        follows = here.is_follower and not self._choice.pending
+        follows = self.follows and not self._choice.pending
         parent = self._parents.next(here.linked(), now) if follows else None
         if parent is not None:
             return self._errand(self._wait_at(parent))
@@ -416,7 +426,7 @@ class CatchingUp:
 
     def _can_be_awaited(self) -> bool:
         """True if this node, no member, was overtaken though it needs far less than a lead would wait for it."""
-        if self._here.is_follower:  # it comes to no round
+        if self.follows:  # it comes to no round
             return False
         head = self._here.chain.head
         grace_s = self._here.rules(head.next_round).settings.grace_s

@@ -19,6 +19,7 @@ import logging
 from shoal.protocol.amending import History, InForce, check_amended
 from shoal.protocol.bans import FOR_EVER, Register, Sentence, check_bans
 from shoal.protocol.certificate import check_certificate
+from shoal.protocol.enlisting import VALID_VALUES, OutsideLine, check_enlisted
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.forks import Checkpoint, Fork, same_position
 from shoal.protocol.identity import PeerId
@@ -64,7 +65,8 @@ class Chain:
         self._members_ever = set(self._genesis.members)
         self._settings = None if self._manifest is None else History(self._manifest, self._genesis)
         self._votings = [CONTRIBUTORS if self._manifest is None else self._manifest.voting]  # by the entries up to then
-        self._line = Line(self._genesis.members)
+        outside = self._manifest is not None and self._manifest.waits_outside
+        self._line: Line = OutsideLine(self._genesis.members, self.seats) if outside else Line(self._genesis.members)
         self.bans = Register(FOR_EVER if self._manifest is None else self._manifest.audits.ban_rounds)
 
     @property
@@ -111,6 +113,7 @@ class Chain:
         check_amended(entry.value, self.head, self.in_force, voting=self.voting)
         check_bans(entry.value, self.banned)
         check_counted(entry.value, self.seats)
+        check_enlisted(entry.value, self.may_enlist)
         self._append(entry)
         return True
 
@@ -195,7 +198,7 @@ class Chain:
             ends_term = isinstance(entry, Rebase) or bool(value.rollback)
             self._settings.follow(value, ends_term=ends_term, voting=self.voting)
         self.bans.follow(value, pardons=isinstance(entry, Rebase))
-        self._line.follow(value, self.height)
+        self._line.follow(value, self.height, self.voting.named)
 
     # -- seats -------------------------------------------------------------------------------------------------
 
@@ -208,6 +211,28 @@ class Chain:
     def line(self) -> tuple[PeerId, ...]:
         """The members in the order in which they come to the seats of the round after the head."""
         return self._line.after(self.head)
+
+    @property
+    def admitted(self) -> frozenset[PeerId] | None:
+        """Those who take part in the round after the head; None where nobody waits outside, and all may."""
+        line = self._line
+        return line.admitted if isinstance(line, OutsideLine) else None
+
+    @property
+    def taking_part(self) -> frozenset[PeerId]:
+        """Those of whom it is known that they are to take part in the round after the head."""
+        return frozenset(self.voting.everyone(self.head)) if self.admitted is None else self.admitted
+
+    def is_outside(self, peer: PeerId) -> bool:
+        """True if a peer has to wait outside the round after the head."""
+        return isinstance(self._line, OutsideLine) and not self._line.admits(peer)
+
+    def may_enlist(self, peer: PeerId, since: bytes) -> bool:
+        """True if the value after the head may take a peer into the line that signed so on the value of this hash."""
+        height = self._heights.get(since)
+        if height is None or not isinstance(self._line, OutsideLine) or peer in self.banned:
+            return False
+        return self.height - height < VALID_VALUES and self._line.may_enlist(peer, height)
 
     # -- settings --------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import msgspec
 from shoal.protocol.accusations import Accusations
 from shoal.protocol.agreement import Agreement
 from shoal.protocol.amending import AmendConsent, InForce, stands_on, verify_amend_consent
+from shoal.protocol.enlisting import Outside
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import (
@@ -45,7 +46,7 @@ class Gathering:
     weight counts as theirs does. voters: listened to, members or not.
     state: the digest of S(e-1) held here; who holds another must heal before it takes part. banned: not listened to.
     shunned: proven here to have lied, and planned only where there is no quorum without. seating: who of those that
-    train is waited for.
+    train is waited for. admitted: who is listened to at all, where some have to wait outside.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class Gathering:
         state: bytes,
         banned: Iterable[PeerId] = (),
         seating: Seating | None = None,
+        admitted: frozenset[PeerId] | None = None,
     ) -> None:
+        self._admitted = admitted
         self.seating = seating or Seating()
         self._members = frozenset(members)
         self._voters = frozenset(voters)
@@ -102,7 +105,7 @@ class Gathering:
     def take(self, sender: PeerId, ready: Ready) -> None:
         """A contribution stands, except that a node that restarted may have lost it: then it becomes an observer."""
         known = self._readies.get(sender)
-        if sender in self._banned:
+        if sender in self._banned or (self._admitted is not None and sender not in self._admitted):
             return
         if known is None and len(self._readies) >= READIES_LIMIT and sender not in self._members | self._voters:
             return
@@ -189,6 +192,7 @@ class RoundFacts:
     `suspected` are those of the living that this node's failure detector cannot reach any more. `banned` are so by
     certificates; `proven` has the accused by the digest of evidence that was verified here and no ban covers.
     `unfair` has the lineages that pass over who was passed over in the round before.
+    `outside` says who takes part, where who has no seat waits outside.
     `gave_up` is a view that this node led, and in which it was the one to go.
     """
 
@@ -212,6 +216,7 @@ class RoundFacts:
     proven: dict[bytes, PeerId] = field(default_factory=dict)
     newcomers: Newcomers = field(default_factory=Newcomers)
     probation: Probation = field(default_factory=Probation)
+    outside: Outside | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
     unfair: set[bytes] = field(default_factory=set)
     gave_up: int | None = None
@@ -415,7 +420,8 @@ class RoundFacts:
     def waits_for_newcomers(self, now: float) -> bool:
         """True if this lead, which has all its trainers, holds its plan back for newcomers about to have the state."""
         known = (self.agreement.everyone, self.leaves, self.banned, self.candidates(), self.left_out())
-        outsiders = self.alive.difference(*known)
+        may_come = self.alive if self.outside is None else self.alive & self.outside.admitted
+        outsiders = may_come.difference(*known)
         leads, timeout_s = len(self.agreement.electorate), self.settings.grace_s
         return self.newcomers.hold_back(self.previous, outsiders, now, leads=leads, timeout_s=timeout_s)
 

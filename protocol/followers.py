@@ -28,7 +28,7 @@ Broadcast Trees" (SRDS 2007).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -71,14 +71,25 @@ class Places:
     def __init__(self) -> None:
         self._let_in: dict[PeerId, float] = {}
 
-    def take(self, newcomer: PeerId, linked: Collection[PeerId], now: float) -> bool:
+    def take(
+        self,
+        newcomer: PeerId,
+        linked: Collection[PeerId],
+        now: float,
+        comes_first: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> bool:
         """Let a newcomer in, if there is a place for it; the place is its own until its link is made, or LET_IN_S.
 
-        linked: the followers that are. Many may say hello at once, before any of them is linked.
+        linked: the followers that are. Many may say hello at once, before any of them is linked. comes_first: whether a
+        peer has contributed; for one that has, a place that another has is free.
         """
         self._let_in = {p: at for p, at in self._let_in.items() if now - at < LET_IN_S and p not in linked}
-        if not has_room({*linked, *self._let_in}, newcomer):
-            return False
+        taken = {*linked, *self._let_in}
+        if not has_room(taken, newcomer):
+            if not comes_first(newcomer) or not has_room(set(filter(comes_first, taken)), newcomer):
+                return False
+            if (other := next((peer for peer in self._let_in if not comes_first(peer)), None)) is not None:
+                del self._let_in[other]
         self._let_in[newcomer] = now
         return True
 

@@ -4,6 +4,7 @@
     no plan yet        all who have seats ready, no newcomer coming,
                        or half ready and the grace is over            ─► Plan
     another's plan     which nobody signs for in this view            ─► the same
+    few seats          and nothing counts of those who have them      ─► a new Plan, with the next in the line
     reducing           somebody lost                                  ─► Eviction, then the revised Plan
                        one accuses another, alone                     ─► the Plan with a relay (below)
                        too few of the participants left, or some that
@@ -173,6 +174,8 @@ class Lead:
             return rollback
         if plan is None or facts.agreement.doubts(plan.hash):
             return self._close_set(now)
+        if facts.agreement.counts_nobody(plan.hash):
+            return self._begin_another(plan, frozenset(plan.evicted))
         reported, lost = facts.reported(plan), facts.lost(plan)
         self._blamed = {peer: self._blamed.get(peer, now) for peer in facts.blamed(plan)}
         waited_s = self._quorum_reported.note(facts.is_quorum(reported), now)
@@ -337,6 +340,7 @@ class Lead:
             tokens=report.tokens,
             digest=report.digest,
             counted=facts.agreement.counted_by(plan.hash),
+            enlisted=msgspec.UNSET if facts.outside is None else facts.outside.due(),
         )
         returners = sorted(facts.gathering.returners)
         lately = (*sorted(voters), *previous.members, *returners, *(p.peer for p in plan.participants))

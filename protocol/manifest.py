@@ -65,6 +65,7 @@ class AuditSection(Message, frozen=True, kw_only=True):
 
 
 SEATS_MAX = 256
+STALENESS_MAX = 1000
 """More than there can be members: for swarms to come."""
 MANIFEST_LIMIT_BYTES = 16_384
 """Of the file, and of what a peer sends; a node also keeps the manifest as a file, without comments if need be."""
@@ -255,7 +256,7 @@ class RoundSection(Message, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            le=1000,
+            le=STALENESS_MAX,
             description="A missed contribution may still count this many rounds later.",
             extra=AMENDABLE,
         ),
@@ -292,6 +293,14 @@ class MembershipSection(Message, frozen=True, kw_only=True):
             f"the {MEMBER_LIMIT} members that there can be leave nobody out.",
         ),
     ] = MEMBER_LIMIT
+    waiting: Annotated[
+        Literal["inside", "outside"],
+        Meta(
+            description="Where those are who train and have no seat: inside (members of weight zero, linked with all, "
+            f"{MEMBER_LIMIT} in all) or outside (followers, as many as there may be, whom the chain calls when their "
+            "turn comes; takes named voters and few seats)."
+        ),
+    ] = "inside"
 
 
 class AgreementSection(Message, frozen=True, kw_only=True):
@@ -362,15 +371,31 @@ class Manifest(Message, frozen=True, kw_only=True):
         return MEMBER_LIMIT if self.membership is None else min(self.membership.seats, MEMBER_LIMIT)
 
     @property
+    def waits_outside(self) -> bool:
+        """True if who trains and has no seat follows (enlisting.py)."""
+        return self.membership is not None and self.membership.waiting == "outside"
+
+    @property
     def longest_wait_rounds(self) -> int:
         """Number of rounds that a member may have to wait for a seat, with as many members as there can be; else 0."""
-        known = {*self.swarm.founders, *self.swarm.allow}
-        members = min(len(known), MEMBER_LIMIT) if self.swarm.admission == "allowlist" else MEMBER_LIMIT
+        known = len({*self.swarm.founders, *self.swarm.allow})
+        most = known if self.waits_outside else min(known, MEMBER_LIMIT)
+        members = most if self.swarm.admission == "allowlist" else MEMBER_LIMIT
         return longest_wait(members, self.seats) if members > self.seats else 0
 
     def _check_seats(self) -> None:
+        if self.waits_outside and not (are_few(self.seats) and self.voting.named):
+            raise ValueError(
+                'waiting = "outside" in [membership] goes with voters = "named" and few seats, since who has a seat '
+                "changes by the round: name voters and seats, or leave waiting out"
+            )
         if not are_few(self.seats):
             return
+        if self.waits_outside and len(self.swarm.founders) + self.seats > MEMBER_LIMIT:
+            raise ValueError(
+                f"[membership] seats = {self.seats} and {len(self.swarm.founders)} voters are more than the "
+                f"{MEMBER_LIMIT} that take part in a round; write fewer seats"
+            )
         sync = self.sync
         if sync.exchanges_gradients or sync.applied_mixing is not None or sync.codec == "topk":
             raise ValueError(
@@ -416,6 +441,8 @@ class Manifest(Message, frozen=True, kw_only=True):
         }
         if same.membership is not None and same.membership.seats == MEMBER_LIMIT:
             del tables["membership"]["seats"]  # earlier releases have no such key, and need none then
+        if same.membership is not None and same.membership.waiting == "inside":
+            del tables["membership"]["waiting"]  # as above
         if same.rollouts is not None and not same.rollouts.labels:
             del tables["rollouts"]["labels"]  # as above
         if same.rollouts is not None and same.rollouts.over_provision == 1:

@@ -13,7 +13,7 @@ Where a member stands, and what it takes there:
     stands        while                                    goes on with
     OUTSIDE       the state at the head is not here,       the state is here (StateSought)     -> IN_ROUND
                   or something forbids to sign
-                  it is a follower                         the chain went on, by its errands   -> OUTSIDE
+                  it follows                               the chain went on, by its errands   -> OUTSIDE
     IN_ROUND      a RoundMachine is under way              certified and applied               -> IN_ROUND, LINGERING
                                                            certified, and not computed here    -> OUTSIDE
                                                            the chain went on without it        -> OUTSIDE
@@ -86,6 +86,7 @@ from shoal.protocol.effects import (
     Write,
     batched,
 )
+from shoal.protocol.enlisting import Enlistments, Outside, enlist, is_signed
 from shoal.protocol.errands import Errand
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.fork_watch import ForkWatch
@@ -115,7 +116,7 @@ from shoal.protocol.inputs import (
     Wanted,
     Withdraw,
 )
-from shoal.protocol.messages import Certificate, Leave, Ready, Rebase, Report, RoundMessage, Value
+from shoal.protocol.messages import Certificate, Enlist, Leave, Ready, Rebase, Report, RoundMessage, Value
 from shoal.protocol.newcomers import Newcomers
 from shoal.protocol.no_quorum import NoQuorum, abstaining, no_quorum
 from shoal.protocol.places import next_around
@@ -184,6 +185,8 @@ class Member:
         self._no_quorum = NoQuorum()
         self._probation = Probation()
         self._passed_over = PassedOver()
+        self.enlistments = Enlistments()
+        self._enlisted_on: tuple[bytes, frozenset[PeerId]] = b"", frozenset()
         self._reports: dict[bytes, Report] = {}
         self._settings: RoundSettings
         self._resumed = False
@@ -338,9 +341,14 @@ class Member:
         return self._here.chain.head
 
     @property
+    def follows(self) -> bool:
+        """True if it takes part in no round: never, or not in the one after its head, since it has no seat."""
+        return self.catching_up.follows
+
+    @property
     def follows_head(self) -> bool:
-        """True if it is a follower, and has given the state at the head to its agent."""
-        return self._here.is_follower and self._stands_on == self._head.hash
+        """True if it follows, and has given the state at the head to its agent or trainer."""
+        return self.follows and self._stands_on == self._head.hash
 
     # -- inputs ----------------------------------------------------------------------------------------------
 
@@ -354,6 +362,9 @@ class Member:
         message, position, head = heard.message, heard.position, self._head
         machine, current = self.machine, next_position(head)
         yield Examine(heard.peer, message)
+        if isinstance(message, Enlist):
+            yield from self._take_enlist(heard.peer, message)
+            return
         if not isinstance(message, Rebase):
             yield from self._fork_watch.heard(heard.peer, message, position, self._now)
         if position <= current:  # who claims to be beyond this round is on its way to no state that there is
@@ -369,7 +380,7 @@ class Member:
             self._departure.has_certificate(heard.peer)
         if position < current:
             yield from self._answer_late(heard.peer, position, message)
-        elif self._here.is_follower and isinstance(message, Certificate):
+        elif self.follows and isinstance(message, Certificate):
             self.catching_up.claimed(heard.peer, next_position(message.value))
         elif position > current or machine is None:
             self._early.keep(heard)
@@ -433,6 +444,7 @@ class Member:
         yield from self._seek(self.catching_up.due(self._now, in_round=self.machine is not None))
         machine = self.machine
         if machine is None:
+            yield from self._enlist()
             if self.leaving:
                 yield from self._go()
             return
@@ -469,6 +481,8 @@ class Member:
     def _trained(self, event: Trained) -> Steps:
         yield from self._look_around()
         machine = self.machine
+        if machine is None and self.follows_head and event.round == self._head.next_round:
+            yield Contribute(event.work, alone=False)  # it is carried on, until a round counts it
         if machine is None or machine.round != event.round or (self.leaving and machine.holds_alone()):
             return
         ready: Ready | None = yield Contribute(event.work, alone=self._is_alone())
@@ -480,7 +494,7 @@ class Member:
 
     def _trainer_restarted(self, event: TrainerRestarted) -> Steps:
         yield from self._look_around()
-        if self.machine is not None and not (self._here.made or self._trains_nothing):
+        if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):
             yield Train()
 
     def _reduced(self, event: Reduced) -> Steps:
@@ -545,7 +559,7 @@ class Member:
             self.catching_up.head_moved(self._now)
             yield from self._abandon_round()
             yield from self._take_part()
-            if self._here.is_follower:  # others wait for what it has
+            if self.follows:  # others wait for what it has
                 yield from self._seek(self.catching_up.due(self._now, in_round=False))
 
     def _loaded(self, event: Loaded) -> Steps:
@@ -678,9 +692,8 @@ class Member:
         if self._may_not_sign():
             yield from self._abandon_round()
             return
-        if self._here.is_follower:
-            self._stands_on = self._head.hash
-            yield StandOnHead()
+        if self.follows:
+            yield from self._follow()
             return
         head, here = self._head, self._here
         rules = here.rules(head.next_round)
@@ -714,6 +727,14 @@ class Member:
         for heard in self._early.take():
             yield from self._take_message(heard)
 
+    def _follow(self) -> Steps:
+        """Stand on the head without taking part in the round after it; who trains goes on with that."""
+        self.machine, self._stands_on = None, self._head.hash
+        yield StandOnHead()
+        if not self._trains_nothing:
+            yield Train()
+        yield from self._enlist()
+
     def _machine_after(self, head: Value, rules: Rules) -> RoundMachine:
         chain = self._here.chain
         machine = self._make(
@@ -730,9 +751,49 @@ class Member:
             may_join=self._here.may_join,
             voting=chain.voting,
             line=chain.line,
+            outside=self._outside(),
         )
         machine.remember(self.newcomers, self._probation, self._passed_over)
         return machine
+
+    def _outside(self) -> Outside | None:
+        chain = self._here.chain
+        if chain.admitted is None:
+            return None
+        return Outside(admitted=chain.admitted, height=chain.height, may_enlist=chain.may_enlist, book=self.enlistments)
+
+    # -- enlisting -------------------------------------------------------------------------------------------
+
+    def _enlist(self) -> Steps:
+        """Say at each head, to everybody at whom this node waits, that it wants a seat, until it is in the line."""
+        if self._trains_nothing or self._may_not_sign() or not self.follows_head or self.leaving:
+            return
+        if self._here.chain.may_enlist(self._me, self._head.hash):
+            yield from self._pass_on(Enlist(wish=enlist(self._identity, self._head)), said=True)
+
+    def _take_enlist(self, peer: PeerId, message: Enlist) -> Steps:
+        """Hold that somebody wants a seat, and pass it on: a follower to those at whom it waits, a member to voters."""
+        wish, chain = message.wish, self._here.chain
+        if not (chain.may_enlist(wish.peer, wish.since) and self._here.may_join(wish.peer)):
+            return
+        if not is_signed(wish):
+            yield Blame(peer, f"tells an enlistment of {wish.peer} that does not hold")
+        elif self.enlistments.take(
+            wish, chain.height, chain.may_enlist, by=None if peer in chain.voting.named else peer
+        ):
+            yield from self._pass_on(message, besides=peer)
+
+    def _pass_on(self, message: Enlist, *, said: bool = False, besides: PeerId | None = None) -> Steps:
+        linked, voters = self._here.linked(), self._here.chain.voting.named
+        upwards = self.catching_up.upwards(linked) if self.follows else [peer for peer in linked if peer in voters]
+        told: frozenset[PeerId] = frozenset()
+        if said and self._enlisted_on[0] == self._head.hash:
+            told = self._enlisted_on[1]
+        for peer in upwards:
+            if peer not in told and peer != besides:
+                yield Send(peer, message)
+        if said:
+            self._enlisted_on = self._head.hash, told.union(upwards)
 
     def _announced_early(self, position: Position) -> frozenset[PeerId]:
         early = (heard for heard in self._early if heard.position == position)
@@ -794,9 +855,12 @@ class Member:
         return absent_ready(role, self._head, self._here.digest)
 
     def _recent_members(self) -> frozenset[PeerId]:
-        """Members of the last rounds, who may come back as contributors."""
-        rules = self._here.rules(self._head.next_round)
-        return self._here.chain.recent_members(rules.staleness_rounds)
+        """Members of the last rounds, who may come back as contributors; of those outside, whom the chain calls."""
+        chain = self._here.chain
+        recent = chain.recent_members(self._here.rules(self._head.next_round).staleness_rounds)
+        if chain.admitted is None:
+            return recent
+        return (recent & chain.admitted).union(chain.admitted.difference(chain.voting.named, chain.banned))
 
     def _is_announced(self) -> bool:
         """True if a contribution to the round under way was announced, in this life or an earlier one."""

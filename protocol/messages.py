@@ -32,6 +32,8 @@ SQUARES_LIMIT = 2.0**160
 """More than any chunk's sum of squares can be; and few enough to be added up without overflow."""
 VIEW_LIMIT = 1 << 20  # views of a round
 RELAY_LIMIT = MEMBER_LIMIT * (MEMBER_LIMIT - 1) // 2
+ENLISTED_LIMIT = 64
+"""Enlistments of one value: as many as members can be, so that no round has more seats than came to wait for them."""
 CHANGE_LIMIT = 32
 """Settings that one amendment may change."""
 SETTING_LIMIT_CHARS = 64  # of a setting's key or text
@@ -61,6 +63,7 @@ REPORT_DOMAIN = b"shoal/report"
 STATEMENT_DOMAIN = b"shoal/chunk-statement"
 CONSENT_DOMAIN = b"shoal/rollback-consent"
 REBASE_DOMAIN = b"shoal/rebase"
+ENLIST_DOMAIN = b"shoal/enlist"
 
 
 def domain_hash(domain: str, *parts: bytes) -> bytes:
@@ -419,6 +422,14 @@ class Ban(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
     evidence: Hash
 
 
+class Enlisted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Wish of `peer` for a seat (enlisting.py), over `since`: the hash of the value on which it stood."""
+
+    peer: Peer
+    since: Hash
+    signature: Signature
+
+
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """Decision of a round. The view is not in it: one value certified in two views is one certificate.
 
@@ -432,7 +443,8 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     on which the next term stands. With `amended`, which a result may have, other settings are in force from the next
     round on. With `bans`, which a result may have too, these peers are members of no later round as long as the ban
     lasts. With `counted`, in a swarm of few seats (seats.py), it names whose contribution is in at least one chunk,
-    sorted. Without them the fields are left out of the encoding.
+    sorted. With `enlisted`, where who has no seat waits outside (enlisting.py), these peers stand in the line from here
+    on, sorted. Without them the fields are left out of the encoding.
     """
 
     swarm: Hash
@@ -456,6 +468,9 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     )
     leave_signatures: Signatures | msgspec.UnsetType = msgspec.UNSET
     report_signatures: Signatures | msgspec.UnsetType = msgspec.UNSET
+    enlisted: (
+        Annotated[tuple[Enlisted, ...], msgspec.Meta(min_length=1, max_length=ENLISTED_LIMIT)] | msgspec.UnsetType
+    ) = msgspec.UNSET
 
     @cached_property
     def hash(self) -> bytes:
@@ -559,6 +574,12 @@ class Consent(RoundMessage, frozen=True, kw_only=True):
     target: Target
     asked: bool
     signature: Signature
+
+
+class Enlist(Message, frozen=True, kw_only=True):
+    """A peer that follows and trains wants a seat; who hears it passes it on to the voters."""
+
+    wish: Enlisted
 
 
 class Certificate(Message, frozen=True, kw_only=True):

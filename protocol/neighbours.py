@@ -81,6 +81,12 @@ class Neighbours:
         """Count the links that this node has not yet made by its own choice: nobody who comes has their places."""
         return max(0, CHOSEN_LINKS - len(self._chosen.intersection(linked)))
 
+    def settle(self, linked: Collection[PeerId]) -> frozenset[PeerId]:
+        """Begin to have few links: some are kept at random, as many as this node chooses; return the others."""
+        kept = self._rng.sample(sorted(linked), min(CHOSEN_LINKS, len(linked)))
+        self._chosen = set(kept)
+        return frozenset(linked).difference(kept)
+
     def choose(
         self,
         *,

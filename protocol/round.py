@@ -46,6 +46,7 @@ from shoal.protocol.amending import AmendConsent, InForce, make_amend_consent
 from shoal.protocol.certificate import LeaveCost, leave_cost
 from shoal.protocol.commitments import committed
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
+from shoal.protocol.enlisting import Outside
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.facts import Gathering, RoundFacts
 from shoal.protocol.following import LeadWatch
@@ -113,7 +114,8 @@ class RoundMachine:
     `state` is the digest of S(e-1) held here; `life` 32 random bytes, drawn for this machine; `returners` those who
     were members lately, whose weight counts as theirs does. `voting` says who has a vote. `in_force` are the agreed
     settings of the round, for who would amend them; `banned` is who takes no part by what the chain decided; `line`
-    the members in the order in which they come to the seats; `leads_back` and `may_join` as in `Agreement`.
+    the members in the order in which they come to the seats; `outside` who takes part where not all may; `leads_back`
+    and `may_join` as in `Agreement`.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class RoundMachine:
         may_join: Callable[[PeerId], bool] | None = None,
         voting: Voting = CONTRIBUTORS,
         line: tuple[PeerId, ...] = (),
+        outside: Outside | None = None,
     ) -> None:
         self.me = identity.peer_id
         self.life = life
@@ -147,14 +150,16 @@ class RoundMachine:
             may_join=may_join,
             voting=voting,
             seats=settings.seats,
+            outside=outside,
         )
         self._gathering = Gathering(
-            members=previous.members,
+            members=previous.members if outside is None else outside.admitted.intersection(previous.members),
             voters=self.agreement.electorate,
             returners=returners,
             state=state,
             banned=banned,
             seating=Seating(settings.seats, line),
+            admitted=None if outside is None else outside.admitted,
         )
         self._facts = RoundFacts(
             me=self.me,
@@ -164,6 +169,7 @@ class RoundMachine:
             gathering=self._gathering,
             in_force=in_force,
             banned=frozenset(banned),
+            outside=outside,
             alive=frozenset({self.me}),
         )
         self._lead = Lead(self._facts, deal)
@@ -456,6 +462,7 @@ class RoundMachine:
         if not self._in_reach(plan.view) or not self._supersedes(plan):
             return []
         check_plan(plan, sender, self.previous, self._facts.settings, voting=self.agreement.voting)
+        self._check_admitted(sender, plan)
         check_entered(sender, plan.view, plan.moves, self.previous, voting=self.agreement.voting)
         check_norms(plan, sender, self._gathering.squares(plan))
         self._check_begun(plan)
@@ -463,6 +470,11 @@ class RoundMachine:
         effects = self._adopt(plan, now) if follows else []
         # A lead plans in a later view only once a quorum moved there, as it shows, whether or not this node heard them.
         return [*self._of_agreement(self.agreement.move_to(plan.view)), *effects]
+
+    def _check_admitted(self, sender: PeerId, plan: Plan) -> None:
+        outside = self._facts.outside
+        if outside is not None and not outside.admitted.issuperset(p.peer for p in plan.participants):
+            raise RemoteError("a plan with somebody who waits outside", peer=sender)
 
     def _note_origin(self, sender: PeerId, plan: Plan) -> None:
         """Remember what begins a reduction, whether it is followed or not: revisions are held against it."""

@@ -58,6 +58,24 @@ def turn_text(rounds: int) -> str:
     return f"waits for its seat, about {rounds} round{'s' * (rounds > 1)}" if rounds else "has a seat in this round"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinePlace:
+    """Place of one who waits outside in the line of so many, 1 for the first; None while it is not in it."""
+
+    place: int | None
+    of: int
+
+    @staticmethod
+    def in_line(line: Sequence[PeerId], peer: PeerId) -> LinePlace:
+        """The place of `peer`."""
+        return LinePlace(place=line.index(peer) + 1 if peer in line else None, of=len(line))
+
+    def __str__(self) -> str:
+        if self.place is None:
+            return f"outside, asks for a seat: {self.of} are in the line"
+        return f"outside, waits for a seat: place {self.place} of {self.of}"
+
+
 @dataclass(frozen=True)
 class Seating:
     """The seats of one round, and the line of its members."""
@@ -90,8 +108,9 @@ class Line:
     def __init__(self, members: Iterable[PeerId]) -> None:
         self._since = dict.fromkeys(members, 0)
 
-    def follow(self, value: Value, height: int) -> None:
-        """`value` is appended to the chain as its entry number `height`."""
+    def follow(self, value: Value, height: int, voters: Collection[PeerId] = ()) -> None:
+        """`value` is appended to the chain as its entry number `height`; `voters` vote after it, where named."""
+        del voters
         now = counted_in(value)
         self._since = {p: height if p in now else self._since.get(p, height) for p in value.members}
 

@@ -11,6 +11,7 @@ beside the others, and found addresses are kept for it before theirs.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -22,7 +23,6 @@ import trio
 from shoal.protocol.admission import Admission
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import NetworkError, RemoteError
-from shoal.protocol.followers import is_follower
 from shoal.protocol.identity import PeerId
 from shoal.protocol.neighbours import Neighbours
 from shoal.protocol.places import Rank
@@ -82,7 +82,7 @@ class Dialling:
 
     never_heard: whether the failure detector knows nothing of a peer. start: runs a dial beside all else. shut_out: is
     told the addresses at which somebody was and did not let this node through. neighbours: chooses whom to dial, where
-    that is not everybody. Where it is, followers choose whom they dial, and nobody dials them.
+    that is not everybody. Where it is, who follows chooses whom it dials, and nobody dials it.
     """
 
     def __init__(
@@ -95,9 +95,10 @@ class Dialling:
         never_heard: Callable[[PeerId], bool],
         start: Callable[[Callable[[], Awaitable[None]]], None],
         shut_out: Callable[[Sequence[str]], None],
-        neighbours: Neighbours | None = None,
+        neighbours: Callable[[], Neighbours | None] = lambda: None,
+        follows: Callable[[PeerId], bool] = lambda peer: False,
     ) -> None:
-        self._neighbours = neighbours
+        self._choosing, self._follows = neighbours, follows
         self._me, self._links, self._book, self._admission = me, links, book, admission
         self._never_heard, self._start, self._shut_out = never_heard, start, shut_out
         self._found: dict[PeerId, tuple[str, ...]] = {}  # the last one found last
@@ -144,11 +145,13 @@ class Dialling:
 
     def dial_now(self, peers: Iterable[PeerId]) -> None:
         """Dial these without delay, who comes first before the others; where not all are dialled, whom it chooses."""
-        now = trio.current_time()
-        if self._neighbours is not None:
-            self._dial_neighbours(self._neighbours, now)
+        now, neighbours = trio.current_time(), self._choosing()
+        if neighbours is not None:
+            self._dial_neighbours(neighbours, now)
             return
-        for peer in sorted(filter(self._is_dialled, set(peers)), key=lambda one: (-self._admission.rank(one), one)):
+        for peer in sorted(
+            itertools.filterfalse(self._follows, set(peers)), key=lambda one: (-self._admission.rank(one), one)
+        ):
             self._dials.setdefault(peer, _Dial(at=now))
             self._dial_when_due(peer, now)
 
@@ -164,21 +167,18 @@ class Dialling:
         record = self._book.get(peer)
         return record is not None and record.phase == "leaving"
 
-    def _is_dialled(self, peer: PeerId) -> bool:
-        """True if a node that dials everybody dials a peer."""
-        return not is_follower(self._book.get(peer))
-
     def _look(self, now: float) -> None:
         self._book.expire(now)
         known = self.known()
         self._dials = {peer: dial for peer, dial in self._dials.items() if peer in known or dial.under_way}
-        if self._neighbours is not None:
-            self._neighbours.keep(known)
-            self._dial_neighbours(self._neighbours, now)
+        neighbours = self._choosing()
+        if neighbours is not None:
+            neighbours.keep(known)
+            self._dial_neighbours(neighbours, now)
             return
         strangers = []
         for peer in known - self._links.linked() - self._links.resting() - {self._me}:
-            if not self._is_leaving(peer) and self._is_dialled(peer):
+            if not (self._is_leaving(peer) or self._follows(peer)):
                 self._dial_when_due(peer, now)
                 if self._book.get(peer) is not None and self._never_heard(peer):
                     strangers.append(peer)

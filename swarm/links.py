@@ -163,6 +163,9 @@ class AdmissionControl(Protocol):
     def rank(self, peer: PeerId) -> Rank:
         """Rank of a peer when there is not room for all."""
 
+    def follows(self, peer: PeerId) -> bool:
+        """True if a peer takes part in no round now."""
+
     def full(self, peer: PeerId) -> Full:
         """Answer to a peer that would be welcome, were there a place left."""
 
@@ -197,7 +200,7 @@ class AdmissionControl(Protocol):
 class Links:
     """All message links of this node.
 
-    places: how many links there may be, where this node dialled the next one (True) or was dialled; LINK_LIMIT else.
+    places: how many links there may be, where this node dialled the next one (True) or was dialled; None: LINK_LIMIT.
     pace: how many times as long as the deadlines say is waited for a link to come up, where nobody waits for it.
     own_lag_s: how much longer this node waits for all, since it runs late itself.
     """
@@ -210,7 +213,7 @@ class Links:
         sealer: Sealer,
         admission_control: AdmissionControl,
         refusals: Refusals | None = None,
-        places: Callable[[bool], int] | None = None,
+        places: Callable[[bool], int | None] = lambda dialled: None,
         pace: float = 1.0,
         own_lag_s: Callable[[float], float] = lambda now: 0.0,
     ) -> None:
@@ -218,7 +221,7 @@ class Links:
         self.pace = pace
         self._own_lag_s = own_lag_s
         self._making = Lateness()
-        self._places = places or (lambda dialled: LINK_LIMIT)
+        self._few_places = places
         self._refusals = refusals or Refusals()
         self._swarm_id = swarm_id
         self._sealer = sealer
@@ -322,13 +325,14 @@ class Links:
         """Queue a message for everyone whom it concerns; it is signed once.
 
         What who comes first says in the course of a round concerns those who come first too, who contributed, and who
-        said something of a round themselves. All else concerns everybody: certificates, and what others say of a round,
-        for who knows no member yet has to be heard by one.
+        said something of a round themselves; not who follows now. All else concerns everybody: certificates, and what
+        others say of a round, for who knows no member yet has to be heard by one.
         """
         links = list(self._links.values())
         in_course = isinstance(message, SwarmMessage) and not isinstance(message, FOR_EVERYBODY)
         if in_course and self._gate.rank(self._sealer.peer_id) is Rank.FIRST:
             links = [one for one in links if one.takes_part or self._gate.rank(one.peer) > Rank.STRANGER]
+            links = [one for one in links if not self._gate.follows(one.peer)]
         self._post_all(links, message)
 
     def tell_of(self, peer: PeerId, message: LinkMessage) -> None:
@@ -366,6 +370,17 @@ class Links:
         was_up = peer in self._links
         if self._part(peer, last_word_s=LAST_WORD_S if last_word else 0.0) and was_up:
             self._gate.lost(peer, why)
+
+    def end(self, peer: PeerId) -> None:
+        """End the link with `peer` in favour of others: it is not made again."""
+        if self._part(peer):
+            self._gate.gave_way(peer)
+
+    def make_way(self, peer: PeerId, among: Collection[PeerId]) -> None:
+        """End one of the links with those `among` whom `peer` comes before, if there is any."""
+        loser = self._loser(peer, among)
+        if loser is not None:
+            self.end(loser)
 
     def end_from(self, hosts: Collection[str], why: str) -> None:
         """End the links that lead from these addresses of this machine."""
@@ -519,6 +534,10 @@ class Links:
         promised = 0 if self._gate.rank(peer) is Rank.FIRST else len(self._promised - {peer, *self._links})
         return peer in self._links or len(self._links) + promised < self._places(dialled)
 
+    def _places(self, dialled: bool) -> int:
+        few = self._few_places(dialled)
+        return LINK_LIMIT if few is None else few
+
     def _no_place(self, peer: PeerId) -> NoPlaceLeft:
         return NoPlaceLeft(f"all {self._places(True)} links of this node are taken; there is none for {peer}")
 
@@ -528,11 +547,12 @@ class Links:
             return True
         return self._gate.rank(peer) > Rank.STRANGER and self._loser(peer) is not None
 
-    def _loser(self, peer: PeerId) -> PeerId | None:
+    def _loser(self, peer: PeerId, among: Collection[PeerId] | None = None) -> PeerId | None:
         now = trio.current_time()
         places = (
             Place(peer=link.peer, rank=self._gate.rank(link.peer), silent_s=now - link.said_at)
             for link in self._links.values()
+            if among is None or link.peer in among
         )
         return gives_way(places, self._gate.rank(peer))
 
@@ -545,8 +565,7 @@ class Links:
         if loser is None:
             return False
         logger.info("all links are taken: that with %s ends for one with %s", loser, peer)
-        self._part(loser)
-        self._gate.gave_way(loser)
+        self.end(loser)
         return True
 
     # -- streams ---------------------------------------------------------------------------------------------

@@ -9,6 +9,9 @@ Where the strategy does not link all (`Strategy.links_all`), links are kept with
 and these alone are watched. Of all others a node knows what their records say, for as long as these last; it can
 connect to one of them for a while (`shoal.swarm.brief_connections`). So does a follower (`shoal.protocol.followers`)
 where the strategy links all others; each of those has a few places for followers beside its links with one another.
+
+Where who has no seat waits outside (`shoal.protocol.enlisting`), the chain says of each round who links all others that
+take part, and who follows. A node that follows from now on keeps a few of its links, and ends the others after a while.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from shoal.protocol.address import CircuitAddress, parse_any
 from shoal.protocol.admission import Admission
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
-from shoal.protocol.followers import Places, is_follower
+from shoal.protocol.followers import FOLLOWERS_LIMIT, Places, has_room, is_follower
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
 from shoal.protocol.limits import TokenBucket
@@ -45,7 +48,7 @@ from shoal.protocol.membership import (
     State,
     Suspected,
 )
-from shoal.protocol.messages import MEMBER_LIMIT
+from shoal.protocol.messages import MEMBER_LIMIT, Message
 from shoal.protocol.neighbours import CHOSEN_LINKS, NEIGHBOUR_LIMIT, UNLINKED_S, WATCH_PACE, Neighbours
 from shoal.protocol.peering import (
     REASON_LIMIT_CHARS,
@@ -94,6 +97,8 @@ again they hear later, for it may be lacking again before that."""
 REACH_PERIOD_LIMIT_S, REACH_CALM_S = 8.0, 16.0
 """To the first the pause grows, twofold each time, where it changes all the while whom a node reaches, as in a swarm
 that is starting: there all tell all. After the second it begins anew."""
+OUTSIDE_SETTLE_S = 5.0
+"""So long a node without a seat keeps the links that it had: others may still want what it owned in its round."""
 CHANGE_LIMIT_ITEMS = 1024
 PLACES_LIMIT_PEERS = 1024
 """Peers of which it is remembered where they were linked from last."""
@@ -123,7 +128,8 @@ class Members:
     """The swarm as this node sees it. Use from trio's thread only.
 
     record: makes this node's current record. admission: None for what the manifest says alone. follows: this node is a
-    follower. Who takes which message is said by `register`; what concerns links, records and who is alive is taken
+    follower. outside: whether the chain keeps a peer outside the round under way; None where it does so to nobody. Who
+    takes which message is said by `register`; what concerns links, records and who is alive is taken
     here.
     """
 
@@ -137,6 +143,7 @@ class Members:
         record: Callable[[], NodeRecord],
         admission: Admission | None = None,
         follows: bool = False,
+        outside: Callable[[PeerId], bool] | None = None,
     ) -> None:
         self._host = host
         self._sealer = sealer
@@ -158,8 +165,12 @@ class Members:
         )
         self._me = host.peer_id
         self._rng = random.Random(self._me)
-        links_all = manifest.strategy.links_all and not follows
-        self._neighbours = None if links_all else Neighbours(me=self._me, rng=self._rng)
+        self._outside = outside
+        self._may_link_all = manifest.strategy.links_all and not follows
+        self._choice = Neighbours(me=self._me, rng=self._rng)
+        self._linked_all = self.links_all
+        self._to_end: frozenset[PeerId] = frozenset()  # links of a node that has no seat any more
+        self._end_at = self._too_many_at = math.inf
         self._pulls_of_all = manifest.rollouts is not None
         self._topic = f"shoal/{swarm_id.hex()}/records"
         self.links = Links(
@@ -168,8 +179,8 @@ class Members:
             sealer=sealer,
             admission_control=self,
             refusals=host.refusals,
-            places=None if self._neighbours is None else partial(self._places_for_neighbours, self._neighbours),
-            pace=1.0 if self._neighbours is None else WATCH_PACE,
+            places=self._link_places,
+            pace=self._pace,
             own_lag_s=lambda now: self.machine.lag.waited_s(now),
         )
         self.links.message_relay.belongs = self.admission.belongs
@@ -190,7 +201,7 @@ class Members:
             has_link=lambda peer: peer in self.links.linked(),
             can_ask=lambda via, target: not self.links.message_relay.apart(via, target),
             first=self.admission.first,
-            pace=1.0 if self._neighbours is None else WATCH_PACE,
+            pace=self._pace,
         )
         self.changes: Mailbox[Change] = Mailbox(CHANGE_LIMIT_ITEMS)
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](math.inf)
@@ -202,7 +213,8 @@ class Members:
             never_heard=lambda peer: self.machine.state_of(peer) is None,
             start=self._jobs.send_nowait,
             shut_out=self.probe.shut_out,
-            neighbours=self._neighbours,
+            neighbours=lambda: self._neighbours,
+            follows=self.follows,
         )
         self.addresses_of = self._dialling.addresses_of
         self.found = self._dialling.found
@@ -268,13 +280,13 @@ class Members:
 
     def takes_part(self, peer: PeerId) -> bool:
         """True if what a peer says to the whole swarm counts here: it is there, or may be and is not watched."""
-        if self._neighbours is None and not is_follower(self.book.get(peer)):
+        if self.links_all and not self.follows(peer):
             return peer in self.links.linked() or self.machine.state_of(peer) in (State.ALIVE, State.SUSPECT)
         return self.may_join(peer)
 
     def brief_connections(self) -> BriefConnections | None:
         """Connections to those who are not linked, where not all are to be; followers are not. None to who has left."""
-        if self._neighbours is None and not self._pulls_of_all:
+        if self.links_all and not self._pulls_of_all:
             return None
         return BriefConnections(self._host, addresses_of=self._addresses_unless_left, is_linked=self.links.holds)
 
@@ -283,17 +295,30 @@ class Members:
 
     @property
     def links_all(self) -> bool:
-        """True if a link is kept with everybody."""
-        return self._neighbours is None
+        """True if a link is kept with everybody who takes part."""
+        return self._may_link_all and not (self._outside is not None and self._outside(self._me))
+
+    @property
+    def _neighbours(self) -> Neighbours | None:
+        """The choice of whom to link, None while that is all."""
+        return None if self.links_all else self._choice
+
+    @property
+    def _pace(self) -> float:
+        return 1.0 if self.links_all else WATCH_PACE
 
     @property
     def links_wanted(self) -> int:
         """Number of links for which a node that has none dials at once."""
-        return LINK_LIMIT if self._neighbours is None else CHOSEN_LINKS
+        return LINK_LIMIT if self.links_all else CHOSEN_LINKS
+
+    def follows(self, peer: PeerId) -> bool:
+        """True if a peer follows: as its record says, or the chain, where that keeps some outside."""
+        return is_follower(self.book.get(peer)) if self._outside is None else self._outside(peer)
 
     def followers(self) -> frozenset[PeerId]:
         """The linked peers that are followers."""
-        return frozenset(peer for peer in self.links.linked() if is_follower(self.book.get(peer)))
+        return frozenset(filter(self.follows, self.links.linked()))
 
     def leaving(self) -> frozenset[PeerId]:
         """Those not believed dead whose records say that they are about to leave."""
@@ -305,7 +330,7 @@ class Members:
 
     def speeds(self, peers: Sequence[PeerId]) -> list[float]:
         """Tokens/s of those of the peers, but for this node, that are alive and train, by their records; 0: unknown."""
-        records = [self.book.get(peer) for peer in sorted(self.alive().intersection(peers))]
+        records = [self.book.get(peer) for peer in sorted(self.present().intersection(peers))]
         return [0.0 if r is None else r.tokens_per_s for r in records if r is None or r.phase not in IDLE_PHASES]
 
     def announce(self) -> None:
@@ -357,14 +382,23 @@ class Members:
         if peer in self.links.resting() or (peer in self.links.linked() and 0 < before < boot):
             # At its end there is no link: it restarted before its death was noticed, or lost it.
             self.links.drop(peer, "it introduces itself anew")
-        if is_follower(self.book.get(peer)) and not self._room.take(peer, self.followers(), trio.current_time()):
+        if self.follows(peer) and not self._let_follower_in(peer):
             return self.full(peer)
         return Welcome(record=self._sealed_record(), others=(*later, *self._others(peer))[:RECORDS_IN_WELCOME_LIMIT])
 
+    def _let_follower_in(self, peer: PeerId) -> bool:
+        """Have a place for a follower, be it that of a stranger where it is none; whether there is one."""
+        followers, now = self.followers(), trio.current_time()
+        if not self._room.take(peer, followers, now, comes_first=lambda one: self.rank(one) > Rank.STRANGER):
+            return False
+        if not has_room(followers, peer):
+            self.links.make_way(peer, followers)
+        return True
+
     def _others(self, peer: PeerId) -> tuple[bytes, ...]:
         others = [r.peer for r in self.book.records() if r.peer not in (peer, self._me)]
-        follows = is_follower(self.book.get(peer))
-        if self._neighbours is not None or follows:
+        follows = self.follows(peer)
+        if not self.links_all or follows:
             self._rng.shuffle(others)  # each who asks is told others
         ranked = sorted(others, key=lambda other: -self.rank(other))  # else strangers could fill it
         if follows:  # those of rank may all be full
@@ -408,9 +442,11 @@ class Members:
         self._note_seen(peer)
         self._take_others(peer, full.others)
 
-    def _places_for_neighbours(self, neighbours: Neighbours, dialled: bool) -> int:
-        """Links that there may be; some places are kept for whom this node chooses itself."""
-        return NEIGHBOUR_LIMIT - (0 if dialled else neighbours.kept_places(self.links.linked()))
+    def _link_places(self, dialled: bool) -> int | None:
+        """Links that there may be, where they are few; some places are kept for whom this node chooses itself."""
+        if self.links_all:
+            return None
+        return NEIGHBOUR_LIMIT - (0 if dialled else self._choice.kept_places(self.links.linked()))
 
     def linked(self, peer: PeerId) -> None:
         """A link is up."""
@@ -481,7 +517,7 @@ class Members:
     def lost(self, peer: PeerId, why: str) -> None:
         """A link is gone: evidence at once, and certainty when it cannot be re-made."""
         self.changes.put(Change("lost", peer, why))
-        if self._neighbours is None and is_follower(self.book.get(peer)):
+        if self.links_all and self.follows(peer):
             self._hosts.pop(peer, None)
             self.machine.forget(peer)  # it links whom it likes, and nobody waits for it
             return
@@ -531,7 +567,7 @@ class Members:
         self._note_seen(peer)
         if type(message) not in self._about_links:
             self._carry_out(self.machine.peer_seen(peer, self._incarnation(peer), trio.current_time()))
-        self._give(peer, message)
+        self.give(peer, message)
 
     def register(self, takers: Mapping[type, Taker]) -> None:
         """Give every message of these types to its taker from now on. Raises LocalError where one has a taker."""
@@ -539,7 +575,8 @@ class Members:
             raise LocalError(f"two take {', '.join(sorted(kind.__name__ for kind in taken))}")
         self._takers.update(takers)
 
-    def _give(self, peer: PeerId, message: LinkMessage) -> None:
+    def give(self, peer: PeerId, message: Message) -> None:
+        """Give a message of a peer, however it came, to whoever takes its like."""
         take = self._takers.get(type(message))
         if take is None:
             logger.debug("%s sends a %s, which has no meaning here", peer, type(message).__name__)
@@ -576,7 +613,7 @@ class Members:
         """Take what a peer said to the whole swarm, as it came through another."""
         self._note_seen(peer)
         self._carry_out(self.machine.heard_through(peer, self._incarnation(peer), trio.current_time()))
-        self._give(peer, message)
+        self.give(peer, message)
 
     def _note_seen(self, peer: PeerId) -> None:
         self._last_seen.note(peer, trio.current_time(), keep=self.admission.first)
@@ -596,13 +633,39 @@ class Members:
             now = trio.current_time()
             self._carry_out(self.machine.tick(now))
             self.links.end_long_rests(now)
+            self._keep_to_chain(now)
             self._dialling.look(now)
-            if self._neighbours is None:
+            if self.links_all:
                 self._tell_reach(now)
             else:
                 self._watch_neighbours_only(now)
             rest_s = self.machine.rest_s(now)
             await trio.sleep(min(rest_s, TICK_S) if self._without_link else rest_s)
+
+    def _keep_to_chain(self, now: float) -> None:
+        """Keep the links that go with what the chain says now of this node, and of those with which it has one."""
+        if self._outside is None:
+            return
+        linked, links_all = self.links.linked(), self.links_all
+        if links_all != self._linked_all:
+            self._linked_all = links_all
+            self.links.pace = self.machine.pace = self._pace
+            self._to_end = frozenset() if links_all else self._choice.settle(linked)
+            self._end_at = now + OUTSIDE_SETTLE_S
+            self._dialling.begin_anew()
+        followers = self.followers() if links_all else frozenset()
+        if links_all:
+            for peer in filter(self.follows, self.machine.in_state(*State)):
+                if not self.links.holds(peer):
+                    self.machine.forget(peer)  # it had a seat, and nobody waits for it any more
+        self._too_many_at = min(self._too_many_at, now) if len(followers) > FOLLOWERS_LIMIT else math.inf
+        ends = sorted(self._to_end & linked) if now >= self._end_at else []
+        if now - self._too_many_at >= 2 * OUTSIDE_SETTLE_S:  # who had a seat has ended its links by then
+            ends = sorted(followers, key=lambda peer: (-self.rank(peer), peer))[FOLLOWERS_LIMIT:]
+        for peer in ends:
+            self.links.end(peer)
+        if now >= self._end_at:
+            self._to_end, self._end_at = frozenset(), math.inf
 
     def _watch_neighbours_only(self, now: float) -> None:
         """Stop watching whose link was lost, once it was time enough to make it again or to find its end."""

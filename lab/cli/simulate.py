@@ -41,6 +41,9 @@ class SimulateOptions:
     seats: Annotated[
         int, Option("--seats", help="So many contribute to a round at most; beyond 64 peers, so many are members.")
     ] = 64
+    outside: Annotated[
+        bool, Option("--outside", help="With named voters: who has no seat follows, until the chain calls it.")
+    ] = False
     real_keys: Annotated[bool, Option("--real-keys", help="Sign by Ed25519 instead of a stand-in.")] = False
     shrink: Annotated[bool, Option("--shrink", help="Print the shortest scenario that fails alike, as a test.")] = False
     as_json: AsJson = False
@@ -86,6 +89,7 @@ def scenario_of(options: SimulateOptions) -> Scenario:
                     voters=options.voters,
                     lying=options.lying,
                     seats=options.seats,
+                    outside=options.outside,
                     real_keys=options.real_keys,
                 )
             ),
@@ -97,10 +101,9 @@ def scenario_of(options: SimulateOptions) -> Scenario:
 
 def _outcome(scenario: Scenario) -> Outcome:
     from shoal.lab.simulate.crowd import run_crowd
-    from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS
     from shoal.lab.simulate.simulation import run_scenario
 
-    return (run_scenario if scenario.peers <= FLAT_LIMIT_PEERS else run_crowd)(scenario)
+    return (run_scenario if scenario.is_flat else run_crowd)(scenario)
 
 
 def to_json(outcome: Outcome) -> str:
@@ -119,7 +122,13 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
     )
     if outcome.states_fetched:
         yield f"transfers  {outcome.states_fetched} states fetched"
-    if outcome.followers:
+    if outcome.waited_limit_rounds:
+        yield (
+            f"outside    {outcome.followers} have no vote, and at most {outcome.most_links_outside} links while they "
+            f"follow; nobody waited for more than {outcome.waited_rounds} rounds of {outcome.waited_limit_rounds}; "
+            f"control {outcome.control_bytes_per_follower_per_s:,.0f} bytes/s each"
+        )
+    elif outcome.followers:
         yield (
             f"followers  {outcome.followers:,}, {outcome.followers_died:,} died; half of the states are there "
             f"{outcome.followed_s_p50} s after the certificate, 99 of 100 after {outcome.followed_s_p99} s; "

@@ -47,6 +47,8 @@ from shoal.protocol.planning import CONTRIBUTOR
 
 MEMORY = Path("/dev/shm")
 AGREEMENT, CHAIN = "agreement.log", "chain.log"
+FINALS_KEPT = 6
+"""Plans whose finals a peer has for others; fewer than in a node, so that who comes back late needs a state."""
 SAVED_STATES = 4
 
 
@@ -192,6 +194,12 @@ class Disk:
         kept.files(position).trainer.touch()
         for old in kept.on_disk()[2:]:  # the newest may not get to the disk after all (`forget_work`)
             old.work.unlink()
+
+    def keep_finals(self, finals: Finals) -> None:
+        """Have finals for others, FINALS_KEPT at most."""
+        self.finals[finals.plan.hash] = finals
+        while len(self.finals) > FINALS_KEPT:
+            del self.finals[next(iter(self.finals))]
 
     def forget_work(self) -> None:
         """Remove the newest contribution, which did not get to the disk."""

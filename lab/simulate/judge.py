@@ -11,6 +11,9 @@
     seats                where they are few, a value says whom it counted, no more than these; and who had announced a
                          contribution whenever a plan was made waits for no more rounds than the members by the seats,
                          and two
+    waiting outside      where who has no seat waits outside, only a voter counts, or who enlisted and was not counted
+                         since; and who stays, undisturbed, waits for no more rounds than as many as stand in the line
+                         by the seats, and two (`simulation`)
     newcomers wait       what a peer gives counts in a plan if it was a member after one of the last rounds, or if
                          nothing counts that such a member gave
     one proposal         a view has one value
@@ -33,6 +36,8 @@ The first that does not hold raises `Violation`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+
+from msgspec import UnsetType
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.commitment import bitmaps_root
@@ -93,8 +98,12 @@ class Judge:
         voters: Collection[PeerId] = (),
         lying: bool = False,
         seats: int = MEMBER_LIMIT,
+        outside: bool = False,
     ) -> None:
         self._seats = seats
+        self._outside = outside
+        self.waiting: dict[bytes, dict[PeerId, int]] = {genesis.hash: {}}
+        """By value, who enlisted and was not counted since, and for how many rounds."""
         self._ready: dict[bytes, set[PeerId]] = {}
         self._ready_then: dict[bytes, frozenset[PeerId]] = {}
         """By lineage, who had announced a contribution when it began."""
@@ -198,9 +207,11 @@ class Judge:
     def _check_counted(self, plan: Plan) -> None:
         """Only who was a member lately counts in a plan that nobody was told to lie about; others where none does."""
         recent = self.recent_members(plan.base, self._staleness_rounds)
+        if self._outside and plan.base in self.values:
+            recent = {*self.voters_after(self.values[plan.base]), *self.waiting[plan.base]}
         counted = [p.peer for p in plan.participants if p.weight]
         strangers = [peer for peer in counted if peer not in recent]
-        if strangers and strangers != counted and plan.base in self.values:
+        if strangers and (self._outside or strangers != counted) and plan.base in self.values:
             raise Violation("newcomers wait", f"{strangers} count in round {plan.round} without having been members")
 
     def _prepare(self, sender: PeerId, prepare: Prepare) -> None:
@@ -253,6 +264,7 @@ class Judge:
         if isinstance(certificate, Rebase):
             self.values[certificate.value.hash] = certificate.value
             self.states[certificate.value.hash] = self.states[certificate.value.base]
+            self.waiting[certificate.value.hash] = self.waiting[certificate.value.base]
             self._wait_on(certificate.value)
             return
         faults = FaultModel.LYING if self._lying else FaultModel.CRASH
@@ -276,7 +288,14 @@ class Judge:
         self.certified[value.base] = value.hash
         self._check_voters(value)
         self._check_value(value)
+        self._wait_outside(value)
         self._check_seats(value)
+
+    def _wait_outside(self, value: Value) -> None:
+        counted = () if isinstance(value.counted, UnsetType) else value.counted
+        new = () if isinstance(value.enlisted, UnsetType) else value.enlisted
+        waited = {peer: n + 1 for peer, n in self.waiting[value.base].items() if peer not in counted}
+        self.waiting[value.hash] = waited | {one.peer: 0 for one in new}
 
     def _wait_on(self, value: Value) -> None:
         """No round counted anybody, but some may be members no more."""
@@ -294,13 +313,19 @@ class Judge:
         counted = tuple(sorted(plan.participants[place].peer for place in places))
         if value.counted != counted or len(plan.contributors()) > self._seats:
             raise Violation("seats", f"round {value.round} counts {len(counted)} and says {value.counted}")
-        self._most_members = max(self._most_members, len(value.members))
+        standing = len(self.waiting[value.base]) + len(self.voters_after(value)) if self._outside else 0
+        self._most_members = max(self._most_members, len(value.members), standing)
         before, ready = self._waited[value.base], self._ready_then[plan.lineage]
         waited = {p: 0 if p in counted else before.get(p, 0) + (p in ready and p in before) for p in value.members}
         self._waited[value.hash] = waited
         self.waited_most = max(self.waited_most, *waited.values())
-        if not self.liars and self.waited_most > longest_wait(self._most_members, self._seats):
+        if not self.liars and self.waited_most > self.longest_wait:
             raise Violation("seats", f"somebody waits for {self.waited_most} rounds after round {value.round}")
+
+    @property
+    def longest_wait(self) -> int:
+        """Rounds for which nobody may wait for longer."""
+        return longest_wait(self._most_members, self._seats)
 
     def _check_voters(self, value: Value) -> None:
         """Enough voters remain after a value that changes them, and those who get a vote hold the state."""

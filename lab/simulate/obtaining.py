@@ -38,6 +38,7 @@ from shoal.protocol.errands import (
     HEADER_TIMEOUT_S,
     AskEntries,
     AskHolders,
+    AwaitEntries,
     AwaitLinks,
     CountLacking,
     Errand,
@@ -55,8 +56,9 @@ from shoal.protocol.errands import (
     Warn,
 )
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
+from shoal.protocol.followers import AWAIT_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import HeadMoved, Input
+from shoal.protocol.inputs import HeadMoved, Input, Tick
 from shoal.protocol.messages import NO_HASH, Entry, Term, Value
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 
@@ -199,6 +201,8 @@ class Obtaining:
     def _over(self, outcome: Input | None) -> None:
         if outcome is not None:
             self._put(outcome)
+        elif self._disk.ledger.admitted is not None:
+            self._put(Tick())  # who follows may have another wait to begin
 
     def _numbers(self, peers: Sequence[PeerId]) -> list[int]:
         return [self._swarm.numbers[peer] for peer in peers]
@@ -223,6 +227,19 @@ class Obtaining:
             return
         self._questions.append(_Question(other, asked, self.now + REQUEST_DEADLINE_S, then))
         self._swarm.call(self._peer, other, asked, REQUEST_BYTES)
+
+    def _await_entries(self, request: AwaitEntries, then: Then) -> None:
+        other, asked = self._swarm.numbers[request.peer], GetChain(request.after, request.rebases, waits=True)
+        if other not in self._peer.watch.links:
+            then(NetworkError("is not linked"))
+            return
+        self._questions.append(_Question(other, asked, self.now + AWAIT_S + REQUEST_DEADLINE_S, then))
+        self._swarm.call(self._peer, other, asked, REQUEST_BYTES)
+
+    def has_no_place(self, sender: int, asked: GetChain) -> None:
+        """Others wait there."""
+        error = NetworkError("others wait there")
+        self._answered(lambda question: (question.other, question.asked) == (sender, asked), error)
 
     def told_chain(self, sender: int, part: ChainPart) -> None:
         """Somebody answered with entries of the chain."""
@@ -264,7 +281,7 @@ class Obtaining:
 
     def _look_at_links(self, now: float) -> None:
         """Of those who wait for links, let go on whose time is up, or all if everyone that there is is linked."""
-        known = {peer.number for peer in self._swarm.peers if not peer.gone} - {self._peer.number}
+        known = self._peer.watch.wanted()
         complete = known <= set(self._peer.watch.links)
         over = [one for one in self._awaiting if complete or now >= one[0]]
         self._awaiting = [one for one in self._awaiting if one not in over]
@@ -441,6 +458,8 @@ class Obtaining:
             finals: Finals | None = None
             if done:
                 finals = Finals(plan=known[0].plan, chunks=tuple(found[c] for c in range(len(found))))
+                if self._peer.disk.ledger.admitted is not None:  # who waits at this peer takes them from here
+                    self._disk.keep_finals(finals)
             for waiting in self._waiting.pop(plan, []):
                 waiting(finals)
 
@@ -496,6 +515,7 @@ class Obtaining:
 PERFORMERS: Mapping[type[Any], Callable[[Obtaining, Any, Then], None]] = {
     AskEntries: Obtaining._ask_entries,
     AskHolders: Obtaining._ask_holders,
+    AwaitEntries: Obtaining._await_entries,
     AwaitLinks: Obtaining._await_links,
     Broadcast: Obtaining._broadcast,
     CountLacking: Obtaining._count_lacking,

@@ -12,6 +12,7 @@ from shoal.lab.simulate.peer_rounds import PeerRounds
 from shoal.lab.simulate.watch import LinkTalk, Watch
 from shoal.node.state.chunk_requests import WINDOW_LIMIT_CHUNKS
 from shoal.protocol.early import EARLY_LIMIT_MESSAGES
+from shoal.protocol.enlisting import BOOK_LIMIT
 from shoal.protocol.facts import READIES_LIMIT
 from shoal.protocol.identity import Identity
 from shoal.protocol.membership import PEER_LIMIT, RELAY_LIMIT
@@ -161,5 +162,6 @@ QUEUES: dict[str, tuple[int, Queue]] = {
     "chunks asked for": (REQUEST_LIMIT, lambda peer: sum(one.owed for one in peer.peer_rounds.transfers)),
     "frames to be served": (MEMBER_LIMIT * SERVED_LIMIT_FRAMES, lambda peer: peer.peer_rounds.serving.waiting),
     "reports": (64 * MEMBER_LIMIT, _reports),
+    "enlistments": (BOOK_LIMIT, lambda peer: len(peer.peer_rounds.member.enlistments)),
 }
 """Every table of a peer that others can make longer: its name, its limit in entries, and how long it is."""

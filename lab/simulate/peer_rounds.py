@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
 from shoal.collectives.partition import deal
@@ -32,11 +34,13 @@ from shoal.lab.simulate.talk import (
     GetHeader,
     HeaderAnswer,
     Lacking,
+    NoPlace,
     Payload,
     PeerTalk,
     falsehoods,
     one_more,
 )
+from shoal.lab.simulate.waits import ChainWaits
 from shoal.lab.simulate.work import Work
 from shoal.protocol.agreement import Broadcast, Mismatch
 from shoal.protocol.amending import sign_amendment
@@ -103,7 +107,7 @@ from shoal.protocol.inputs import (
     TrainerRestarted,
 )
 from shoal.protocol.member import Member, Standing
-from shoal.protocol.messages import Certificate, Message, Ready, Rebase, Report, RoundMessage, domain_hash
+from shoal.protocol.messages import Certificate, Enlist, Message, Ready, Rebase, Report, RoundMessage, domain_hash
 from shoal.protocol.planning import TRAINING
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Policies, Rules
@@ -114,8 +118,6 @@ if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
 
 CANDIDATES_KEPT = 4
-FINALS_KEPT = 6
-"""Plans whose finals a peer has for others; fewer than in a node, so that who comes back late needs a state."""
 ANSWER_BYTES = 1000
 """Of certificates, of a header or of a plan."""
 APART_S = 2.0
@@ -147,6 +149,7 @@ class PeerRounds(Reducing, Surroundings):
         self._handed_over: set[bytes] = set()
         self._wanted: set[bytes] = set()
         self.work = Work(peer)
+        self.waits = ChainWaits(peer)
         self.serving = Serving(peer, self._lookup)
         self.replayed_rounds = self._swarm.components.work.replayed_rounds
         self.obtaining = Obtaining(peer, scores=scores, put=self._box.put, computed=self._disk.finals.get)
@@ -326,13 +329,14 @@ class PeerRounds(Reducing, Surroundings):
 
     def tick(self, now: float) -> None:
         """As the engine's tick."""
+        self.waits.look()
         self.obtaining.tick(now)
         if self._over:
             return
         done = self._trained_at is not None and now >= self._trained_at and not self.paused
-        if done and self.machine is not None:
+        if done and (self.machine is not None or self.member.follows_head):
             self._trained_at = None
-            self._box.put(Trained(self.machine.round, None))
+            self._box.put(Trained(self.chain.head.next_round, None))
         self._box.put(Tick())
         if not self.member.leaving or self.member.needed:
             self._leaving_since = None
@@ -351,7 +355,7 @@ class PeerRounds(Reducing, Surroundings):
         trains = self.work.made is not None or self._trained_at is not None
         if mine is not None and mine.role == TRAINING and not (trains or self.paused or self._over):
             raise Violation("a pause", f"peer {self._peer.number} says that it trains, and does not")
-        takes_part = machine is not None or not self.current or self.goes
+        takes_part = machine is not None or not self.current or self.goes or self.member.follows_head
         self._apart_since = now if takes_part or self._apart_since < self._peer.disturbed_at else self._apart_since
         if now - self._apart_since > APART_S:
             raise Violation("no wait too long", f"peer {self._peer.number} has its state, and begins no round")
@@ -376,7 +380,7 @@ class PeerRounds(Reducing, Surroundings):
 
     def hear(self, sender: int, message: Message) -> None:
         """A message of a round."""
-        if isinstance(message, Certificate | Rebase | RoundMessage):
+        if isinstance(message, Certificate | Rebase | RoundMessage | Enlist):
             self._box.put(Received(self._swarm.peers[sender].id, message))
 
     def linked_to(self, other: int) -> None:
@@ -387,6 +391,7 @@ class PeerRounds(Reducing, Surroundings):
 
     def unlinked(self, other: int) -> None:
         """A link is gone, and what was under way over its lane."""
+        self.waits.gone(other)
         self.serving.lane_broke(other)
         self.obtaining.lane_broke(other)
 
@@ -414,6 +419,10 @@ class PeerRounds(Reducing, Surroundings):
                 self._swarm.blamed(self._peer.number, sender, str(error))
         elif isinstance(message, ChainPart):
             self.obtaining.told_chain(sender, message)
+        elif isinstance(message, NoPlace):
+            self.obtaining.has_no_place(sender, message.asked)
+        elif isinstance(message, GetChain) and message.waits:
+            self.waits.come(sender, message)
         elif isinstance(message, HeaderAnswer | FinalsAnswer):
             self.obtaining.told(sender, message)
         elif isinstance(message, GetChain | GetHeader | GetFinals):
@@ -486,14 +495,18 @@ class PeerRounds(Reducing, Surroundings):
     def _train(self, effect: Train) -> None:
         if self.paused:
             raise Violation("a pause", f"peer {self._peer.number} is told to train while it pauses")
-        if effect.contribute and not effect.at_once:  # what is learnt alone meanwhile, and speeds, are not modelled
+        goes_on = self.member.follows and self._trained_at is not None  # its steps are no round's
+        if effect.contribute and not (effect.at_once or goes_on):  # what is learnt alone, and speeds, are not modelled
             self._trained_at = self._swarm.trained_at(self._peer)
 
     def _pause_trainer(self, effect: PauseTrainer) -> None:
         self.paused, self.paused_in_round = effect.paused, True
 
     def _contribute(self, effect: Contribute) -> Ready:
-        return self.work.make(self.chain.head)
+        ready = self.work.make(self.chain.head)
+        if self.machine is None:  # it follows, and carries on what it made
+            self._swarm.residuals.kept(self._peer.id, msgspec.structs.replace(ready, life=self.new_life()))
+        return ready
 
     def _find_work(self, effect: FindWork) -> bool:
         return self.work.find(countable=effect.countable)
@@ -536,9 +549,7 @@ class PeerRounds(Reducing, Surroundings):
         self._candidates[plan.hash] = report, state
         while len(self._candidates) > CANDIDATES_KEPT:
             del self._candidates[next(iter(self._candidates))]
-        self._disk.finals[plan.hash] = finals
-        while len(self._disk.finals) > FINALS_KEPT:
-            del self._disk.finals[next(iter(self._disk.finals))]
+        self._disk.keep_finals(finals)
         return report
 
     def _append(self, effect: Append) -> bool:

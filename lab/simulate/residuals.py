@@ -24,6 +24,7 @@ from shoal.lab.simulate.judge import Judge, Violation
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Ready, Value
 from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.seats import counted_in
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
@@ -74,6 +75,7 @@ class Residuals:
         self._error_feedback = np.float32(error_feedback)
         self._mixing = np.float32(mixing or 0.0)
         self._made: dict[bytes, _Given] = {}
+        self._unsaid: set[bytes] = set()
         self._announced: dict[tuple[PeerId, int], list[_Given]] = {}
         self._roots: dict[tuple[bytes, bytes], bytes] = {}
         self.carried = 0
@@ -83,9 +85,8 @@ class Residuals:
 
     def made(self, peer: SimulatedPeer, learnt: F32, tokens: int, made: Made) -> None:
         """`peer` encoded what it `learnt`, of so many tokens, and what it has of earlier rounds."""
-        last = self._last(peer, made)
         names = []
-        for name, residual, more in self._possible(last, peer, made):
+        for last, (name, residual, more) in self._all_possible(peer, made):
             names.append(name)
             values = learnt if residual is None else learnt + self._error_feedback * residual
             if self._averages and residual is not None and more:
@@ -93,15 +94,23 @@ class Residuals:
             if made.tokens == tokens + more and np.allclose(made.values, values, rtol=0, atol=1e-6):
                 self.carried += residual is not None
                 self.lost += name == "nothing of what is too old"
-                break
-        else:
-            raise Violation(
-                "work counted once",
-                f"peer {peer.number} gives to round {made.round} what it learnt and something else than {names}",
-            )
-        since = made.round if last is None or any(last.included) else last.given.since
-        self._made[made.encoded.root] = _Given(made, learnt, peer.life, since)
-        self._judge.contributed(made.encoded)
+                since = made.round if last is None or any(last.included) else last.given.since
+                self._made[made.encoded.root] = _Given(made, learnt, peer.life, since)
+                self._judge.contributed(made.encoded)
+                return
+        raise Violation(
+            "work counted once",
+            f"peer {peer.number} gives to round {made.round} what it learnt and something else than {names}",
+        )
+
+    def kept(self, sender: PeerId, ready: Ready) -> None:
+        """`sender` follows, and tells nobody of what it made: it comes again in its next contribution."""
+        self._unsaid.add(ready.root)
+        self.announced(sender, ready)
+
+    def _all_possible(self, peer: SimulatedPeer, made: Made) -> Iterator[tuple[_Last | None, Residual]]:
+        for last in self._lasts(peer, made):
+            yield from ((last, possible) for possible in self._possible(last, peer, made))
 
     def announced(self, sender: PeerId, ready: Ready) -> None:
         """`sender` says that it contributes to a round. Raises Violation if it said so of something else before."""
@@ -114,16 +123,21 @@ class Residuals:
             raise Violation("one contribution", f"{sender} announces two in round {ready.round}")
         self._announced.setdefault((sender, ready.round % self._fragments), []).append(given)
 
-    def _last(self, peer: SimulatedPeer, made: Made) -> _Last | None:
-        """The newest that was for another round and stands; None if all that was left of it is gone."""
+    def _lasts(self, peer: SimulatedPeer, made: Made) -> Iterator[_Last | None]:
+        """The newest that was for another round and stands; None if all that was left of it is gone.
+
+        Of what another life told nobody no round can have counted anything, so if it was lost the one before stands.
+        """
         head = peer.disk.ledger.head
         for given in reversed(self._announced.get((peer.id, made.round % self._fragments), [])):
             ended_by = None if given.made.base == made.base else self._ended_by(given.made, head)
             if ended_by is not None:
-                return _Last(given, ended_by, self._included(given.made, peer.id, ended_by))
-            if given.made.base != made.base and given.life == peer.life:
-                return None  # with what was abandoned went all of before; another life may have that on disk
-        return None
+                yield _Last(given, ended_by, self._included(given.made, peer.id, ended_by))
+                if given.life == peer.life or given.made.encoded.root not in self._unsaid:
+                    return
+            elif given.made.base != made.base and given.life == peer.life:
+                break  # with what was abandoned went all of before; another life may have that on disk
+        yield None
 
     def _ended_by(self, made: Made, head: Value) -> Value | None:
         """Find what ended the round that it was for, in the chain up to `head`; None if that chain abandoned it."""
@@ -163,7 +177,8 @@ class Residuals:
             yield "nothing", None, 0
         elif too_old:
             yield "nothing of what is too old", None, 0
-        unknown = restarted or last.ended_by.plan not in peer.disk.finals
+        is_said = self._averages and peer.id not in counted_in(last.ended_by)  # by the value, without its finals
+        unknown = (restarted or last.ended_by.plan not in peer.disk.finals) and not is_said
         if unknown and not self._judge.is_rebase(last.ended_by):  # nobody could say, and once is the limit
             yield "what encoding lost", self._left(given, [True] * len(last.included), None), 0
 

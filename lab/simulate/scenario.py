@@ -51,6 +51,8 @@ AMEND_SHARE = 0.2
 """Of the random scenarios, those in which the authority amends the settings."""
 FINISH_SHARE = 0.2
 """Of the random scenarios, those in which some peer is to take part in a few rounds only."""
+OUTSIDE_DEAD_SHARE = 0.4
+"""Of the deaths of those who wait outside, those for good."""
 LYING_SHARE = 0.5
 """Of the scenarios with enough named voters, those whose quorum is for voters that may lie."""
 PHASE_LIMIT_S = 8.0
@@ -166,16 +168,21 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seats: Annotated[int, Meta(ge=1, le=FLAT_LIMIT_PEERS)] = FLAT_LIMIT_PEERS
     """So many contribute to a round at most; the others take turns. Beyond FLAT_LIMIT_PEERS so many are members."""
 
+    outside: bool = False
+    """Who has no seat follows, and is called by the chain, in a swarm of named voters."""
+
     def __post_init__(self) -> None:
-        if self.voters > self.peers or (self.voters and self.peers > FLAT_LIMIT_PEERS):
-            raise ValueError(f"named voters are some of up to {FLAT_LIMIT_PEERS} peers")
+        if self.outside and (not self.voters or self.voters + self.seats > FLAT_LIMIT_PEERS):
+            raise ValueError(f"waiting outside takes named voters, and with the seats up to {FLAT_LIMIT_PEERS} of them")
+        if self.voters > self.peers or (self.voters and not self.is_flat):
+            raise ValueError(f"named voters are some of up to {FLAT_LIMIT_PEERS} peers, or of those who wait outside")
         if self.lying and self.voters < LYING_VOTERS_MIN:
             raise ValueError(f"lying takes {LYING_VOTERS_MIN} named voters or more")
         if self.seats < FLAT_LIMIT_PEERS and (self.sparse or self.fragments > 1):
             raise ValueError("few seats are for peers that make whole rounds together")
-        if self.peers > FLAT_LIMIT_PEERS and self.fault:
+        if not self.is_flat and self.fault:
             raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
-        if self.peers <= FLAT_LIMIT_PEERS and self.churn.share_per_round:
+        if self.is_flat and self.churn.share_per_round:
             raise ValueError(f"churn at random is for more than {FLAT_LIMIT_PEERS} peers; give faults or a trace")
         for fault in self.fault:
             if fault.kind == "voters" and not self.voters:
@@ -185,6 +192,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             newcomers = sum(1 for other in self.fault if other.kind == "join")
             if any(i >= self.peers + newcomers for i in named if i is not None):
                 raise ValueError(f"a {fault.kind} at {fault.at_s} s names a peer that there is not")
+
+    @property
+    def is_flat(self) -> bool:
+        """True if each peer takes part in rounds by a member of its own, as those outside do too."""
+        return self.outside or self.peers <= FLAT_LIMIT_PEERS
 
     @property
     def quiet_at_s(self) -> float:
@@ -302,6 +314,37 @@ def with_few_seats(scenario: Scenario) -> Scenario:
     """The scenario with fewer seats than peers, in rounds of all values."""
     seats = random.Random(f"seats {scenario.seed}").randint(1, max(1, scenario.peers - 1))
     return msgspec.structs.replace(scenario, seats=seats, sparse=False, fragments=1)
+
+
+def outside_scenario(seed: int, *, rounds: int = 12) -> Scenario:
+    """A small swarm where who has no seat waits outside: 2 to 4 voters and seats, up to 12 others, 0 to 5 faults.
+
+    Voters that are struck come back, of the others some do; and some come while the rounds go on.
+    """
+    rng = random.Random(f"outside {seed}")
+    voters, seats = rng.randint(2, 4), rng.randint(2, 4)
+    peers = voters + rng.randint(3, 12)
+    faults: list[Fault] = []
+    for _ in range(rng.randint(0, 5)):
+        kind: Kind = rng.choice(("kill", "kill", "crash", "stop", "join", "trainer", "pause", "slow"))
+        peer, at_s, lasts_s = rng.randrange(1, peers), round(rng.uniform(3.0, 25.0), 2), round(rng.uniform(2.0, 8.0), 2)
+        stays_dead = kind in ("kill", "crash") and peer >= voters and rng.random() < OUTSIDE_DEAD_SHARE
+        if kind == "join":
+            faults.append(Fault(kind=kind, at_s=at_s))
+        else:
+            duration_s = None if stays_dead or kind == "trainer" else lasts_s
+            factor = 4.0 if kind == "slow" else 1.0
+            faults.append(Fault(kind=kind, peer=peer, at_s=at_s, duration_s=duration_s, factor=factor))
+    return Scenario(
+        peers=peers,
+        rounds=rounds,
+        seed=seed,
+        voters=voters,
+        seats=seats,
+        outside=True,
+        loss=rng.choice((0.0, 0.0, 0.01, 0.03)),
+        fault=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+    )
 
 
 def _changes_of_voters(rng: random.Random, scenario: Scenario, voters: int) -> list[Fault]:

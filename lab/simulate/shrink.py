@@ -56,7 +56,7 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
             yield {"rounds": rounds}
     for place in range(len(scenario.fault)):
         yield {"fault": _without_fault(scenario, place)}
-    if scenario.peers > FLAT_LIMIT_PEERS:  # faults name none of so many, so only their number counts
+    if not scenario.is_flat:  # faults name none of so many, so only their number counts
         removed = scenario.peers // 2
         while removed:
             yield {"peers": scenario.peers - removed}
@@ -68,9 +68,11 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
             if faults is not None and bool(voters) == bool(scenario.voters):
                 yield {"peers": scenario.peers - 1, "fault": faults, "voters": voters}
     if scenario.voters:
-        yield {"voters": 0, "lying": False}
+        yield {"voters": 0, "lying": False, "outside": False}
     if scenario.lying:
         yield {"lying": False}
+    if scenario.outside:
+        yield {"outside": False}
     if scenario.seats < FLAT_LIMIT_PEERS:
         yield {"seats": FLAT_LIMIT_PEERS}
     if scenario.loss:
@@ -139,7 +141,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     """The source of a test that fails as long as the scenario does."""
     faults = "".join(f"        {_told(fault)},\n" for fault in scenario.fault)
     name = kind.replace(" ", "_")
-    flat = scenario.peers <= FLAT_LIMIT_PEERS
+    flat = scenario.is_flat
     run = "run_scenario" if flat else "run_crowd"
     churn = "" if flat else f", churn=Churn(share_per_round={scenario.churn.share_per_round})"
     shape = ", sparse=True" if scenario.sparse else ""
@@ -149,6 +151,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     shape += f", voters={scenario.voters}" if scenario.voters else ""
     shape += ", lying=True" if scenario.lying else ""
     shape += f", seats={scenario.seats}" if scenario.seats < FLAT_LIMIT_PEERS else ""
+    shape += ", outside=True" if scenario.outside else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
         f"from shoal.lab.simulate.{'simulation' if flat else 'crowd'} import {run}",

@@ -36,7 +36,7 @@ from shoal.lab.simulate.network import ENVELOPE_BYTES, IN_FLIGHT_S, Network, Tim
 from shoal.lab.simulate.outcome import Components, Outcome
 from shoal.lab.simulate.peer import SimulatedPeer
 from shoal.lab.simulate.residuals import Residuals
-from shoal.lab.simulate.scenario import PHASE_LIMIT_S, Fault, Kind, Scenario
+from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS, PHASE_LIMIT_S, Fault, Kind, Scenario
 from shoal.lab.simulate.standins import KeyRing
 from shoal.lab.simulate.states import chunks_of
 from shoal.lab.simulate.talk import LaneMessage, with_flipped_digest
@@ -137,7 +137,11 @@ class Simulation:
         self._sizes: dict[type, int] = {}
         self._encoded: dict[int, tuple[Message, int, int]] = {}
         self._best = 0
+        self._late: SimulatedPeer | None = None
         self.calm = Calm(self)
+        self._enlisted_at: dict[PeerId, float] = {}
+        self.waited_outside = 0
+        self.most_links_outside = 0
         self._armed: dict[int, list[Fault]] = {}
         self._struck: list[Fault] = []
         swarm_id = domain_hash("simulated swarm", str(scenario.seed).encode())
@@ -155,6 +159,7 @@ class Simulation:
             voters=founders if named else (),
             lying=scenario.lying,
             seats=scenario.seats,
+            outside=scenario.outside,
         )
         self.residuals = Residuals(
             self.judge,
@@ -179,7 +184,7 @@ class Simulation:
                 "founders": founders if named else founders[:1],
                 "authority": self.authority.peer_id,
             }
-            | ({"admission": "allowlist", "allow": everyone} if few else {}),
+            | ({"admission": "allowlist", "allow": everyone} if few and len(everyone) <= FLAT_LIMIT_PEERS else {}),
             "workload": {"name": "regression"},
             "sync": {"inner_steps": 1},
             "round": {name: getattr(self.settings, name) for name in names}
@@ -187,6 +192,8 @@ class Simulation:
         }
         if named or few:
             tables["membership"] = {"voters": "named" if named else "contributors", "seats": self.settings.seats}
+        if self.scenario.outside:
+            tables["membership"] = {"voters": "named", "seats": self.settings.seats, "waiting": "outside"}
         if named:
             tables["agreement"] = {"faults": "lying" if self.scenario.lying else "crash"}
         return validate_manifest(tables, source="the simulation")
@@ -215,6 +222,23 @@ class Simulation:
         peer.disk.known |= set(range(len(self.peers))) - {peer.number}
         peer.disk.blank = True
         self.start(peer)
+
+    def check_links(self, peer: SimulatedPeer, limit: int) -> None:
+        """Raises Violation if a peer that follows has more links than that."""
+        found = len(peer.watch.links)
+        self.most_links_outside = max(self.most_links_outside, found)
+        if found > limit:
+            raise Violation("bounded followers", f"peer {peer.number} follows with {found} links")
+
+    def part_links(self, peer: SimulatedPeer, others: Iterable[int]) -> None:
+        """A peer that follows now ends links that it does not want, which both ends say."""
+        for other in others:
+            peer.watch.parted(other)
+            self.timeline.after(self.network.delay_s(peer.number, other), self._parted, peer.number, peer.life, other)
+
+    def _parted(self, number: int, life: int, other: int) -> None:
+        if self.peers[other].running and self.peers[other].watch.links.get(number) == life:
+            self.peers[other].watch.parted(number)
 
     def depart(self, number: int, life: int) -> None:
         """A peer that asked to leave says goodbye and goes."""
@@ -357,11 +381,24 @@ class Simulation:
         self.met["voters changed"] += value.hash in self.judge.changes_of_voters
         if height > self._best:
             self.calm.decided(value)
+            self._check_waiting(peer, value)
         self._best = max(self._best, height)
         self.decided_at.setdefault(height, self.timeline.now)
 
+    def _check_waiting(self, peer: SimulatedPeer, value: Value) -> None:
+        """Raises Violation if one who stays waits outside for too long, or stands in the line no more."""
+        now, waiting, line = self.timeline.now, self.judge.waiting[value.hash], peer.disk.ledger.line
+        self._enlisted_at = {p: self._enlisted_at.get(p, now) for p in waiting}
+        for one in (self.peers[self.numbers[p]] for p in waiting):
+            if not one.running or one.disturbed_at > self._enlisted_at[one.id]:
+                continue
+            self.waited_outside = max(self.waited_outside, waiting[one.id])
+            if waiting[one.id] > self.judge.longest_wait or one.id not in line:
+                raise Violation("waiting outside", f"peer {one.number} waits for {waiting[one.id]} rounds")
+
     def held(self, peer: SimulatedPeer) -> None:
-        """A peer has the state of another round, for whoever waits for that (`crowd`)."""
+        """A peer has the state of another round, which whoever waits for that at it is told."""
+        peer.peer_rounds.waits.look()
 
     def blamed(self, number: int, sender: int, why: str) -> None:
         """A peer refused what another sent: only liars may be refused, or those who were behind."""
@@ -624,15 +661,20 @@ class Simulation:
         return set.intersection(*heard) if heard else set()
 
     def _done(self) -> bool:
-        rounds = self.scenario.rounds
-        if self._best < rounds or self.calm.awaited():
+        if self._best < self.scenario.rounds or self.calm.awaited():
             return False
-        running = [peer for peer in self.peers if peer.running]
-        return all(self._has(peer, rounds) and not peer.peer_rounds.goes for peer in running)
+        if self._late is None or not self._is_late(self._late):
+            self._late = next(filter(self._is_late, self.peers), None)
+        return self._late is None
 
-    @staticmethod
-    def _has(peer: SimulatedPeer, round: int) -> bool:
-        """True if a peer has the state of a round, or of a later one."""
+    def _is_late(self, peer: SimulatedPeer) -> bool:
+        """True if a peer that runs has not the state of the last round, or is on its way out."""
+        return peer.running and (not self._has(peer, self.scenario.rounds) or peer.peer_rounds.goes)
+
+    def _has(self, peer: SimulatedPeer, round: int) -> bool:
+        """True if a peer has the state of a round, or of a later one; if some wait outside, be it behind its head."""
+        if self.scenario.outside and not peer.disk.blank:
+            return peer.disk.held_value.round >= round
         return peer.disk.height >= round and peer.peer_rounds.obtaining.current
 
     def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:
@@ -641,6 +683,8 @@ class Simulation:
         gaps = [b - max(a, min(self.quiet_at, b)) for a, b in pairwise(times)]
         found = sorted(self.found_after_s)
         control = sum(place.control_bytes for place in self.network.places)
+        outside = self.network.places[self.scenario.voters :] if self.scenario.outside else ()
+        without_vote = sum(place.control_bytes for place in outside)
         return Outcome(
             peers=self.scenario.peers,
             rounds_certified=min(self._best, self.scenario.rounds),
@@ -657,6 +701,11 @@ class Simulation:
             false_evictions=self.false_evictions,
             blamed=sum(self.blames.values()),
             states_fetched=self.donations.obtained,
+            followers=len(outside),
+            control_bytes_per_follower_per_s=round(without_vote / max(1, len(outside)) / now, 1),
+            waited_rounds=self.waited_outside,
+            waited_limit_rounds=self.judge.longest_wait if outside else 0,
+            most_links_outside=self.most_links_outside,
             met=dict(self.met + Counter({"work carried on": self.residuals.carried, "calm rounds": self.calm.rounds})),
             violation=violation,
             detail=detail,

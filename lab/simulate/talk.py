@@ -23,10 +23,14 @@ class LaneMessage:
 
 @dataclass(frozen=True, slots=True)
 class GetChain(LaneMessage):
-    """Asks for the entries of the chain after the first `height`; who asks knows so many rebases."""
+    """Asks for the entries of the chain after the first `height`; who asks knows so many rebases.
+
+    waits: to be answered once there is one, by who has the state as well.
+    """
 
     height: int
     rebases: int
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,13 @@ class ChainPart(LaneMessage):
     asked: GetChain
     entries: tuple[Entry, ...]
     head: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlace(LaneMessage):
+    """The answer of one at whom others wait already."""
+
+    asked: GetChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,9 @@ class Payload(LaneMessage):
 
 
 Answer = HeaderAnswer | FinalsAnswer
-FetchTalk = GetChain | ChainPart | GetHeader | HeaderAnswer | GetFinals | FinalsAnswer | ChunkRequest | ChunkFrame
+FetchTalk = (
+    GetChain | ChainPart | NoPlace | GetHeader | HeaderAnswer | GetFinals | FinalsAnswer | ChunkRequest | ChunkFrame
+)
 PeerTalk = FetchTalk | Lacking | Payload
 
 

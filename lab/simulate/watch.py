@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.network import IN_FLIGHT_S
 from shoal.protocol.backoff import Backoff
+from shoal.protocol.followers import FOLLOWERS_LIMIT
 from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import RECEIVERS, Died, Effect, MembershipMachine, Refute, Say, State, Suspected
+from shoal.protocol.neighbours import NEIGHBOUR_LIMIT, Neighbours
 from shoal.protocol.peering import Ack, PingRequest, SignOfLife, Suspicion
 from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
 from shoal.swarm.links import ADMISSION_DEADLINE_S, REST_LIMIT_S
-from shoal.swarm.members import REDIAL_DEADLINE_S, REDIAL_PAUSE_S
+from shoal.swarm.members import OUTSIDE_SETTLE_S, REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 HELLO_BYTES = 760
 """A hello or its answer: a sealed node record with addresses, in an envelope."""
 RECORD_BYTES = 620
+HELLO_LIMIT_S = 1.0
+"""So long a follower waits for the answer to its hello before it greets another in its place."""
 EARLY_LIMIT_MESSAGES = 1024
 """On a link that is not yet made at this end; the oldest are lost."""
 REMAKE_LIMIT = 2
@@ -91,6 +95,12 @@ class Watch:
         self._remakes: dict[int, _Remake] = {}
         self._greeted_at: dict[int, float] = {}
         self._linked_at: dict[int, float] = {}
+        self._rng = random.Random(f"links {peer.swarm.scenario.seed} {peer.number} {peer.life}")
+        self._neighbours = Neighbours(me=peer.id, rng=self._rng)
+        self._chosen: set[int] = set()
+        self._has_seat = False
+        self._to_end: set[int] = set()
+        self._end_at = self._too_many_at = math.inf
         self._early: dict[int, deque[tuple[float, int, object]]] = {}
         self.machine = MembershipMachine(
             me=peer.id,
@@ -123,7 +133,8 @@ class Watch:
     def tick(self, now: float) -> None:
         """The detector's tick, and whatever dial is due."""
         self._carry_out(self.machine.tick(now))
-        for other in self._peer.disk.known:
+        self._choose_links(now)
+        for other in sorted(self._chosen):
             if other not in self.links and other not in self.resting and other not in self._remakes:
                 dial = self._dials.get(other)
                 if dial is None:
@@ -132,8 +143,76 @@ class Watch:
                     dial.at = now + dial.backoff.next_s() + DIAL_DEADLINE_S
                     self._greet(other, answer=False)
 
+    def wanted(self) -> set[int]:
+        """Those with whom this peer is to be linked: everyone, or, where some wait outside, who takes part with it."""
+        admitted = self._peer.disk.ledger.admitted
+        if admitted is None:
+            return {peer.number for peer in self._swarm.peers if not peer.gone} - {self._peer.number}
+        if self._follows(self._peer.number):
+            return {number for number in self._chosen if not self._swarm.peers[number].gone}
+        return {self._swarm.numbers[peer] for peer in admitted} - {self._peer.number}
+
+    def _follows(self, other: int) -> bool:
+        """True if a peer is a follower, as its record says in a node."""
+        peer = self._swarm.peers[other]
+        return peer.up and peer.peer_rounds.member.follows
+
+    def _followers(self) -> set[int]:
+        return {other for other in self.links if self._follows(other)}
+
+    def _choose_links(self, now: float) -> None:
+        """Choose whom to dial; who follows anew parts from all but a few."""
+        follows = self._follows(self._peer.number)
+        if not follows:
+            self._has_seat, self._to_end = True, set()
+            self._chosen = self.wanted() if self._swarm.scenario.outside else self._peer.disk.known
+            too_many = sorted(self._followers())[FOLLOWERS_LIMIT:]  # some had a seat until now
+            self._too_many_at = min(self._too_many_at, now) if too_many else math.inf
+            if now - self._too_many_at >= 2 * OUTSIDE_SETTLE_S:
+                self._swarm.part_links(self._peer, too_many)
+            return
+        if self._has_seat:
+            self._has_seat, self._end_at = False, now + OUTSIDE_SETTLE_S
+            ends = self._neighbours.settle([self._swarm.peers[other].id for other in self.links])
+            self._to_end = {self._swarm.numbers[peer] for peer in ends}
+            self._remakes.clear()
+        if now >= self._end_at:
+            self._swarm.part_links(self._peer, sorted(self._to_end.intersection(self.links)))
+            self._end_at, self._to_end = math.inf, set()
+        peers, voters = self._swarm.peers, self._peer.disk.ledger.voting.named
+        known = {peers[other].id: other for other in sorted(self._peer.disk.known) if not peers[other].gone}
+        chosen = self._neighbours.choose(
+            known=known,
+            linked=[peers[other].id for other in self.links],
+            dialled=[p for p, other in known.items() if now - self._greeted_at.get(other, -math.inf) < HELLO_LIMIT_S],
+            may_dial=lambda peer: known[peer] not in self._dials or now >= self._dials[known[peer]].at,
+            is_proven=lambda peer: peer in voters,
+        )
+        self._chosen = {known[peer] for peer in chosen}
+        if not self._to_end:
+            self._swarm.check_links(self._peer, NEIGHBOUR_LIMIT)
+
+    def _has_place(self, sender: int) -> bool:
+        """True if a peer that says hello may be linked: as a node has it, by `Places` or the links of a follower."""
+        if not self._swarm.scenario.outside or sender in self.links:
+            return True
+        if self._follows(self._peer.number):
+            kept = self._neighbours.kept_places([self._swarm.peers[other].id for other in self.links])
+            return len(self.links) < NEIGHBOUR_LIMIT - kept
+        return not self._follows(sender) or len(self._followers()) < FOLLOWERS_LIMIT
+
+    def parted(self, other: int) -> None:
+        """A link that a follower has no more is no sign of anything."""
+        if self.links.pop(other, None) is not None:
+            self._peer.peer_rounds.unlinked(other)
+        self.resting.pop(other, None)
+        self._remakes.pop(other, None)
+        self.machine.forget(self._swarm.peers[other].id)
+
     def _deferral_s(self, other: int) -> float:
         """Of two that know each other the lower PeerId dials at once; so does who has no link yet."""
+        if self._follows(self._peer.number):
+            return 0.0
         return 0.0 if not self.links or self._peer.id < self._swarm.peers[other].id else DIAL_DEFERRAL_S
 
     def _greet(self, other: int, *, answer: bool) -> None:
@@ -190,6 +269,9 @@ class Watch:
 
     def _lose(self, other: int) -> None:
         """There is no link any more: say so, and make it again."""
+        if self._follows(self._peer.number) or self._follows(other):
+            self.parted(other)
+            return
         del self.links[other]
         self._peer.peer_rounds.unlinked(other)
         self._carry_out(self.machine.connection_lost(self._swarm.peers[other].id, self._swarm.timeline.now))
@@ -260,6 +342,8 @@ class Watch:
     def _linked(self, sender: int, hello: Hello) -> None:
         self._peer.disk.known.add(sender)
         known, now = self.links.get(sender), self._swarm.timeline.now
+        if not hello.answer and not self._has_place(sender):
+            return
         if known is not None and known > hello.life:
             return
         peer = self._swarm.peers[sender].id

@@ -121,7 +121,7 @@ def admission_of(
 
     admission = Admission(manifest=manifest, revocations=kept_revocations(folder, manifest), keep=keep)
     if chain is not None:
-        admission.members, admission.contributed = lambda: chain.voting.everyone(chain.head), chain.was_member
+        admission.members, admission.contributed = lambda: chain.taking_part, chain.was_member
     admission.named = named
     admission.check_own(peer)
     swarm = manifest.swarm

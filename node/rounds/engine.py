@@ -39,7 +39,7 @@ from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import HeadMoved, Input, Linked, Loaded, Received, Tick
 from shoal.protocol.member import Member
-from shoal.protocol.messages import Message, Report
+from shoal.protocol.messages import Enlist, Message, Report
 from shoal.protocol.planning import JOINER, OBSERVER, with_buffers
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Policies
@@ -206,6 +206,13 @@ class Engine:
 
     # -- effects of several steps ------------------------------------------------------------------------------
 
+    def _send(self, effect: effects.Send) -> None:
+        message: Any = effect.message
+        if isinstance(message, Enlist):  # no message of links, which older nodes would not know
+            self._p.enlist(effect.peer, message)
+        else:
+            self._p.links.send(effect.peer, message)
+
     async def _write(self, effect: effects.Write) -> None:
         await trio.to_thread.run_sync(self._p.store.persist, *effect.records)
         for record in effect.records:
@@ -295,7 +302,7 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.Repair: lambda engine, effect: engine._part.repair(effect.plan, dict(effect.held)),
     effects.ResumeWork: lambda engine, effect: engine._part.resume_work(),
     effects.Seek: lambda engine, effect: engine._errands.begin(effect.errand),
-    effects.Send: lambda engine, effect: engine._p.links.send(effect.peer, effect.message),
+    effects.Send: Engine._send,
     effects.SettleWork: lambda engine, effect: engine._part.settle(),
     effects.SignAmendment: lambda engine, effect: signed_amendment(engine._p, effect.amendment),
     effects.SignRebase: lambda engine, effect: signed_rebase(engine._p, effect.forget, engine._here.alive()),

@@ -21,6 +21,7 @@ from shoal.node.state.store import Store
 from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import Enlist
 from shoal.swarm.links import Links
 
 
@@ -32,7 +33,7 @@ class EngineParts:
     caps: of its user's on what is uploaded and downloaded, in bytes/s.
     elsewhere: carries out requests about who may be linked soon, the places where a peer may be, and what somebody will
     have. checkpoint: of the link by which this node joins. is_follower: it takes part in no round. cut_off: whether
-    this machine has no network.
+    this machine has no network. enlist: tells a peer who wants a seat.
     """
 
     config: NodeConfig
@@ -60,3 +61,4 @@ class EngineParts:
     may_join: Callable[[PeerId], bool] = lambda peer: True
     is_follower: bool = False
     cut_off: Callable[[], bool] = lambda: False
+    enlist: Callable[[PeerId, Enlist], None] = lambda peer, message: None

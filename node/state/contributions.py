@@ -344,7 +344,7 @@ class Contributions:
         return not isinstance(chain.after_base(self.made.base), Rebase)
 
     def settle_by(self, chain: Chain, finals: Finals | None) -> None:
-        """Count what was made as the chain says, by the finals of its round.
+        """Count what was made as the chain says, by the finals of its round; who was not counted is in its value.
 
         Nothing happens while its round is under way. It is kept whole where a rebase ended its round undecided, and
         dropped where the state on which it stands was abandoned.
@@ -356,9 +356,16 @@ class Contributions:
             self.drop()
         elif self.awaits_finals(chain):
             rounds = max(1, chain.standing.round - made.round + 1)
-            self.settle(made.round, self._included(made, finals), finals, rounds=rounds)
+            included = None if self._is_left_out(made, chain) else self._included(made, finals)
+            self.settle(made.round, included, finals, rounds=rounds)
         else:
             self.settle(made.round, None)
+
+    def _is_left_out(self, made: Made, chain: Chain) -> bool:
+        """True if the round's value names whom it counted, and not this node: no finals are needed to say so."""
+        entry = chain.after_base(made.base)
+        named = () if entry is None or isinstance(entry.value.counted, msgspec.UnsetType) else entry.value.counted
+        return bool(named) and self._sender not in named
 
     def _included(self, made: Made, finals: Finals | None) -> Sequence[bool] | None:
         if finals is None:

@@ -16,9 +16,10 @@ from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.strategies.rollouts import rollout_engine
 from shoal.node.strategies.rounds import Rounds, Standing, Task
 from shoal.protocol.chain import Position
+from shoal.protocol.messages import Enlist
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.records import Phase
-from shoal.protocol.seats import are_few, rounds_to_turn
+from shoal.protocol.seats import LinePlace, are_few, rounds_to_turn
 from shoal.swarm.members import Taker
 
 
@@ -54,6 +55,7 @@ def engine_parts(parts: Parts) -> EngineParts:
         checkpoint=parts.chain_places.checkpoint,
         is_follower=parts.is_follower,
         cut_off=lambda: parts.host.is_cut_off,
+        enlist=parts.enlist_exchange.tell,
     )
 
 
@@ -69,14 +71,22 @@ class CertifiedRounds(Rounds):
     @property
     def takers(self) -> Mapping[type, Taker]:
         """See `Rounds`."""
-        return dict.fromkeys(get_args(SwarmMessage), self._engine.hear)
+        return dict.fromkeys((*get_args(SwarmMessage), Enlist), self._engine.hear)
 
     @property
     def tasks(self) -> Sequence[Task]:
         """See `Rounds`."""
         state_store = self._p.state_store
         reductions = (self._p.reduce.run, self._p.relay_room.run)
-        return (*reductions, state_store.load_ahead, state_store.run, self._p.resumption.run, self._p.checkpoints.run)
+        exchanges = (self._p.enlist_exchange.run,) if self._p.config.manifest.waits_outside else ()
+        return (
+            *exchanges,
+            *reductions,
+            state_store.load_ahead,
+            state_store.run,
+            self._p.resumption.run,
+            self._p.checkpoints.run,
+        )
 
     @property
     def record_phase(self) -> Phase:
@@ -115,6 +125,7 @@ class CertifiedRounds(Rounds):
         """See `Rounds`."""
         head, state, machine = self._p.chain.head, self._p.state_store.state, self._engine.machine
         chain, me = self._p.chain, self._p.identity.peer_id
+        line, outside = chain.line, chain.is_outside(me)
         return Standing(
             term=head.next_term,
             round=head.state_round,
@@ -127,5 +138,6 @@ class CertifiedRounds(Rounds):
             amendments={} if machine is None else machine.amend_consents(),
             amended=self._p.chain.amended(head.next_round),
             abstains=self._engine.member.abstains,
-            turn_in_rounds=rounds_to_turn(chain.line, me, chain.seats) if are_few(chain.seats) else None,
+            turn_in_rounds=rounds_to_turn(line, me, chain.seats) if are_few(chain.seats) and not outside else None,
+            outside=LinePlace.in_line(line, me) if outside else None,
         )

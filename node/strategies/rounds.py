@@ -21,6 +21,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Consent, Term
 from shoal.protocol.records import Phase
+from shoal.protocol.seats import LinePlace
 from shoal.protocol.voting import FaultModel
 from shoal.swarm.members import Taker
 
@@ -69,7 +70,8 @@ class Standing:
 
     members: whose rounds these are, this node among them. voters: who decides them, where anything is decided; faults:
     what of them that withstands. amended: the settings in force where they were amended. turn_in_rounds: in how many
-    rounds this node has a seat; None where seats are for all, or it is no member.
+    rounds this node has a seat; None where seats are for all, or it is no member. outside: its place, where it waits
+    outside for one.
     """
 
     term: Term
@@ -84,6 +86,7 @@ class Standing:
     amended: Manifest | None = None
     abstains: str | None = None
     turn_in_rounds: int | None = None
+    outside: LinePlace | None = None
 
 
 class Rounds(ABC):

@@ -14,6 +14,8 @@ from shoal.cli.render import settings_lines, status_lines, voter_lines
 from shoal.cli.watch_model import Picture
 from shoal.node.checks import checked
 from shoal.node.control_client import AmendStatus, BytesStatus, MemberStatus, Status
+from shoal.protocol.identity import PeerId
+from shoal.protocol.seats import LinePlace
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,14 @@ def test_status_and_watch_tell_when_it_is_the_nodes_turn_where_seats_are_few(rou
     known = checked(status_with(turn_in_rounds=rounds))
     assert [line for line in status_lines(known) if line.startswith("seat")] == ([f"seat       {told}"] if told else [])
     assert Picture(status=known).headline() == f"round 4 · train{' · ' * bool(told)}{told} · speed not measured yet"
+
+
+def test_status_tells_the_place_of_who_waits_outside() -> None:
+    for place, told in (
+        (LinePlace.in_line([PeerId("a"), PeerId("b")], PeerId("b")), "outside, waits for a seat: place 2 of 2"),
+        (LinePlace.in_line([PeerId("a")], PeerId("b")), "outside, asks for a seat: 1 are in the line"),
+    ):
+        assert [line for line in status_lines(status_with(outside=place)) if "seat" in line] == [f"seat       {told}"]
 
 
 def test_status_shows_settings_in_force_and_who_would_amend_what() -> None:

@@ -234,6 +234,19 @@ def test_init_with_few_seats_writes_for_how_long_a_member_may_wait_for_one(
     assert load_manifest(tmp_path / "swarm.toml").round.staleness_rounds == 3
 
 
+@pytest.mark.parametrize(("seats", "staleness"), [("16", 66), ("1", 1000)])
+def test_init_where_who_has_no_seat_waits_outside_names_voters_and_keeps_the_work_of_a_thousand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seats: str, staleness: int
+) -> None:
+    assert init(tmp_path, "--seats", seats, "--waiting", "outside") == 0
+    manifest = load_manifest(tmp_path / "swarm.toml")
+    assert manifest.waits_outside
+    assert len(manifest.voting.named) == 1
+    assert manifest.round.staleness_rounds == staleness
+    assert init(tmp_path, "--waiting", "outside", "--force") == 2
+    assert "name voters and seats" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -85,7 +85,7 @@ class Life:
         """As the daemon does."""
         manifest, folder = self.box.manifest, store.folder
         outer = OuterSettings.of(manifest)
-        follows = self.number in self.box.followers
+        follows = self.number in self.box.followers and self.box.seats is None
         role = "sample" if follows else "train"
         config = NodeConfig(manifest=manifest, data_dir=folder, rollback="always", checkpoint_every=0, rollouts=role)
         events = SimpleNamespace(write=self.events.append)
@@ -158,6 +158,7 @@ class Life:
                 elsewhere={**NOWHERE_ELSE, **self.chain_waits.performers, **self.image_exchange.performers},
                 is_follower=follows,
                 cut_off=lambda: self.cut_off,
+                enlist=self.links.send,
             )
         )
 

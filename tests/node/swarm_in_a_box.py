@@ -37,7 +37,8 @@ from shoal.node.state import tensor_files
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.protocol.messages import NO_HASH, Message, Value
+from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Message, Value
+from shoal.protocol.seats import longest_wait
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY
 from tests.node.box_life import NUMEL, Life
 from tests.node.box_net import Net
@@ -58,6 +59,7 @@ class Box:
     """Nodes 0, 1, 2 …, the first `founders` of them the founders; `run` runs a course of events over them.
 
     followers: the numbers of those that follow, each with whom it dials; all others are linked with each other.
+    seats: of a round, where the founders vote; the followers train, and are linked as the others while they have one.
     """
 
     def __init__(
@@ -73,14 +75,18 @@ class Box:
         strategy: str = DEFAULT_STRATEGY,
         followers: Mapping[int, Collection[int]] | None = None,
         images: bool = False,
+        seats: int | None = None,
     ) -> None:
+        self.seats = seats
         self.folder = folder
         self.disks = disks
         self.rng = random.Random(seed)
         self.seed = seed
         self.followers = followers or {}
         self.peers = [identity(number + 1).peer_id for number in range(nodes)]
-        self.manifest = manifest_of(self.peers[: founders or nodes], codec, grace_s, strategy, images=images)
+        self.manifest = manifest_of(
+            self.peers[: founders or nodes], codec, grace_s, strategy, images=images, seats=seats
+        )
         self.witnesses = [Witness(f"node {n}", folder / f"scratch{n}") for n in range(nodes)]
         self.lives: list[Life | None] = [None] * nodes
         self.contributions: dict[bytes, EncodedContribution] = {}
@@ -131,7 +137,7 @@ class Box:
     def _look_around(self) -> None:
         living = self.living()
         pairs = itertools.combinations(living, 2)
-        wanted = {frozenset((id(a), id(b))) for a, b in pairs if self._links_with(a.number, b.number)}
+        wanted = {frozenset((id(a), id(b))) for a, b in pairs if self._links_with(a, b)}
         new, self._links = wanted - self._links, wanted
         for life in living:
             life.engine.alive(frozenset(other.peer for other in self.lives_linked_to(life)))
@@ -139,11 +145,22 @@ class Box:
             if frozenset((id(a), id(b))) in new:
                 a.engine.linked(b.peer, (b.chain.head.term, b.chain.head.round))
 
-    def _links_with(self, one: int, other: int) -> bool:
+    def _links_with(self, one: Life, other: Life) -> bool:
         """True if one of two dials the other."""
-        if one in self.followers or other in self.followers:
-            return other in self.followers.get(one, ()) or one in self.followers.get(other, ())
+        if self._follows(one) or self._follows(other):
+            return other.number in self.followers.get(one.number, ()) or one.number in self.followers.get(
+                other.number, ()
+            )
         return True
+
+    def _follows(self, life: Life) -> bool:
+        return life.number in self.followers if self.seats is None else life.engine.member.follows
+
+    async def _keep_links(self) -> None:
+        """Let links follow the chains, where these say who takes part."""
+        while True:
+            await trio.sleep(NOTICE_S)
+            self._look_around()
 
     # -- a course of events ----------------------------------------------------------------------------------
 
@@ -175,6 +192,8 @@ class Box:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self.net.run)
+            if self.seats is not None:
+                nursery.start_soon(self._keep_links)
             yield
             for life in self.living():
                 life.disk.faults.clear()
@@ -309,17 +328,26 @@ def _first(error: BaseException) -> BaseException:
 
 
 def manifest_of(
-    founders: Sequence[PeerId], codec: str, grace_s: float, strategy: str, *, images: bool = False
+    founders: Sequence[PeerId],
+    codec: str,
+    grace_s: float,
+    strategy: str,
+    *,
+    images: bool = False,
+    seats: int | None = None,
 ) -> Manifest:
-    """Rounds that wait for nobody long. images: certified digests cover the policy's image."""
+    """Rounds that wait for nobody long. images: certified digests cover the policy's image. seats: as in `Box`."""
+    membership = {"voters": "named", "seats": seats, "waiting": "outside"}
+    staleness = {} if seats is None else {"staleness_rounds": longest_wait(MEMBER_LIMIT, seats)}
     rollouts = {"rollouts": {"tasks": [{"family": "lcm"}], "images": True}} if images else {}
     return validate_manifest(
         {
             "swarm": {"name": "box", "founders": list(founders), "admission": "open"},
             "workload": {"name": "regression", "options": {}},
             "sync": {"strategy": strategy, "inner_steps": 1, "balance": False, "codec": codec},
-            "round": {"chunk_values": 4096, "grace_s": grace_s, "reduce_deadline_s": 60.0},
+            "round": {"chunk_values": 4096, "grace_s": grace_s, "reduce_deadline_s": 60.0, **staleness},
             **rollouts,
+            **({} if seats is None else {"membership": membership}),
         },
         source="the test's manifest",
     )

@@ -142,8 +142,8 @@ MEMBER: tuple[Bug, ...] = (
     ),
     simulated(
         "a trainer that begins anew trains although its user has the accelerator",
-        "if self.machine is not None and not (self._here.made or self._trains_nothing):",
-        "if self.machine is not None and not (self._here.made or self._here.follows):",
+        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):",
+        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._here.follows):",
     ),
     simulated(
         "a member that fetched its state begins no round",

@@ -62,13 +62,13 @@ PROTOCOL: tuple[Bug, ...] = (
         "a follower takes part in the round after its head",
         "tests/protocol/test_member.py"
         "::test_follower_takes_part_in_no_round_says_nothing_and_has_its_agent_stand_on_each_state",
-        "if self._here.is_follower:\n    self._stands_on = self._head.hash\n",
-        "if False:\n    self._stands_on = self._head.hash\n",
+        "if self.follows:\n    yield from self._follow()\n",
+        "if False:\n    yield from self._follow()\n",
     ),
     bug(
         "a follower that was overtaken tells leads to wait for it",
         "tests/protocol/test_catching_up.py::test_follower_that_was_overtaken_tells_nobody_that_it_comes",
-        "if self._here.is_follower:  # it comes to no round",
+        "if self.follows:  # it comes to no round",
         "if False:",
     ),
     bug(
@@ -80,8 +80,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "an agent that only samples and begins anew is told to train",
         "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
-        "if self.machine is not None and not (self._here.made or self._trains_nothing):",
-        "if self.machine is not None and not (self._here.made or self._here.paused):",
+        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):",
+        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._here.paused):",
     ),
     bug(
         "a node that only samples trains on alone",
@@ -199,7 +199,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a plan that counts too few is refused in all views",
         "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
-        "return plan in self._doubted and view <= (len(self.electorate) - 1) // 2",
+        "return plan in self._doubted and self._is_early(view)",
         "return plan in self._doubted",
     ),
     bug(
@@ -1439,6 +1439,12 @@ PROTOCOL: tuple[Bug, ...] = (
         "if False:",
     ),
     bug(
+        "a lead proposes what came of a plan that counts nobody",
+        "tests/lab/simulate/test_seats.py::test_round_of_one_seat_whose_holder_is_lost_counts_the_next_in_the_line",
+        "return are_few(self._seats) and self._counted.get(plan) == ()",
+        "return False",
+    ),
+    bug(
         "a lead gives the seats without regard to the line",
         "tests/protocol/test_seats.py::test_five_members_take_turns_at_two_seats_and_all_hold_the_state_of_every_round",
         "seated = Seating(settings.seats, line).first(contributors.keys())",
@@ -1482,6 +1488,92 @@ PROTOCOL: tuple[Bug, ...] = (
         "tests/protocol/test_seats.py::test_plan_of_more_than_the_seats_is_refused",
         "if len(plan.contributors()) > settings.seats:",
         "if False:",
+    ),
+    bug(
+        "who was counted stays in the line",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_enlists_stands_in_the_line_behind_all_and_is_called_and_out_of_it_once_counted",
+        "gone = {p for p in self._since if p in now | late and p not in self.voters}",
+        "gone = {p for p in self._since if p in late and p not in self.voters}",
+    ),
+    bug(
+        "who is called and gone keeps its place for ever",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_is_called_and_does_not_come_is_out_of_the_line_and_keeps_nobody_out_meanwhile",
+        "gone = {p for p in self._since if p in now | late and p not in self.voters}",
+        "gone = {p for p in self._since if p in now and p not in self.voters}",
+    ),
+    bug(
+        "who is called and gone keeps others out",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_is_called_and_does_not_come_is_out_of_the_line_and_keeps_nobody_out_meanwhile",
+        "places -= peer not in self._called or peer in head.members",
+        "places -= 1",
+    ),
+    bug(
+        "an enlistment is good again after its peer was counted",
+        "tests/protocol/test_enlisting.py::test_enlistment_is_good_once_and_for_some_values_only",
+        "return peer not in self.voters and peer not in self._since and stands_on >= self._out.get(peer, 0)",
+        "return peer not in self.voters and peer not in self._since",
+    ),
+    bug(
+        "a value takes whom it likes into the line",
+        "tests/protocol/test_enlisting.py::test_value_takes_nobody_into_the_line_who_may_not_be_there",
+        "if not may_enlist(one.peer, one.since) or not is_signed(one):",
+        "if not may_enlist(one.peer, one.since):",
+    ),
+    bug(
+        "a voter that does not notice whom a value forgets",
+        "tests/protocol/test_enlisting.py::test_voter_refuses_a_value_that_forgets_whom_it_has_held_for_two_rounds",
+        "forgets = self._outside is not None and bool(self._outside.forgotten(value))",
+        "forgets = False",
+    ),
+    bug(
+        "an enlistment that nobody signed is passed on",
+        "tests/protocol/test_enlisting.py"
+        "::test_enlistment_of_another_is_passed_on_once_and_not_back_and_a_forged_one_is_blamed_on_who_tells_it",
+        "if not is_signed(wish):",
+        "if False:",
+    ),
+    bug(
+        "an enlistment goes round for ever",
+        "tests/protocol/test_enlisting.py"
+        "::test_enlistment_of_another_is_passed_on_once_and_not_back_and_a_forged_one_is_blamed_on_who_tells_it",
+        "if known is not None and may_enlist(one.peer, known[0].since):",
+        "if False:",
+    ),
+    bug(
+        "who waits outside is heard in a round",
+        "tests/protocol/test_enlisting.py::test_who_waits_outside_is_not_heard_in_a_round",
+        "if sender in self._banned or (self._admitted is not None and sender not in self._admitted):",
+        "if sender in self._banned:",
+    ),
+    bug(
+        "a plan with somebody who waits outside is followed",
+        "tests/protocol/test_enlisting.py::test_plan_with_somebody_who_waits_outside_is_blamed_on_its_lead",
+        "if outside is not None and not outside.admitted.issuperset(p.peer for p in plan.participants):",
+        "if False:",
+    ),
+    bug(
+        "somebody whom the swarm does not admit enlists",
+        "tests/protocol/test_enlisting.py"
+        "::test_voter_passes_enlistments_on_to_voters_alone_and_hears_of_nobody_whom_the_swarm_does_not_admit",
+        "if not (chain.may_enlist(wish.peer, wish.since) and self._here.may_join(wish.peer)):",
+        "if not chain.may_enlist(wish.peer, wish.since):",
+    ),
+    bug(
+        "one peer fills the book of those who want a seat",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_brings_enlistments_of_many_keys_fills_a_small_part_of_the_book_and_none_of_a_voters",
+        "self._brought[one.peer] = by",
+        "pass",
+    ),
+    bug(
+        "who was counted goes on taking part",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_is_called_takes_part_with_what_it_learnt_and_follows_again_once_it_was_counted",
+        "return isinstance(self._line, OutsideLine) and not self._line.admits(peer)",
+        "return isinstance(self._line, OutsideLine) and not self.was_member(peer)",
     ),
     bug(
         "a server of groups that was started again is left alone all the same",

@@ -365,8 +365,8 @@ STATE: tuple[Bug, ...] = (
     bug(
         "what a sparse final has no place for is lost where the chain settles it",
         "tests/lab/simulate/test_residuals.py::test_what_sparse_finals_have_no_place_for_comes_again",
-        "self.settle(made.round, self._included(made, finals), finals, rounds=rounds)",
-        "self.settle(made.round, self._included(made, finals), None, rounds=rounds)",
+        "self.settle(made.round, included, finals, rounds=rounds)",
+        "self.settle(made.round, included, None, rounds=rounds)",
     ),
     bug(
         "no room on disk is taken for memory that lies in a file",
@@ -473,6 +473,13 @@ STATE: tuple[Bug, ...] = (
         "tests/node/test_remains.py::test_nothing_goes_while_a_node_runs_there",
         "locked(data_dir) if data_dir.is_dir() else nullcontext():",
         "nullcontext():",
+    ),
+    bug(
+        "work that a value does not count is lost where its finals are not here",
+        "tests/node/state/test_contributions.py"
+        "::test_whom_a_value_did_not_count_needs_no_finals_to_carry_all_of_its_work_on",
+        "return bool(named) and self._sender not in named",
+        "return False",
     ),
     bug(
         "finals are kept on disk for as many rounds, whatever they take",

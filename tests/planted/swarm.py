@@ -45,7 +45,7 @@ SWARM: tuple[Bug, ...] = (
         "a member gives to any number of followers",
         "tests/swarm/test_follower_links.py"
         "::test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_never_dials",
-        "if is_follower(self.book.get(peer)) and not self._room.take(peer, self.followers(), trio.current_time()):",
+        "if self.follows(peer) and not self._let_follower_in(peer):",
         "if False:",
     ),
     bug(
@@ -59,8 +59,63 @@ SWARM: tuple[Bug, ...] = (
         "members dial followers",
         "tests/swarm/test_follower_links.py"
         "::test_member_has_a_few_places_for_followers_who_link_each_other_and_whom_it_never_dials",
-        "        return not is_follower(self._book.get(peer))",
-        "        return True",
+        "if not (self._is_leaving(peer) or self._follows(peer)):",
+        "if not self._is_leaving(peer):",
+    ),
+    bug(
+        "who tells of many who want a seat is heard of them all",
+        "tests/node/rounds/test_enlist_exchange.py"
+        "::test_no_more_of_one_peer_is_heard_than_its_rate_and_others_are_all_the_same",
+        "if not rate.take(1.0, trio.current_time()):",
+        "if False:",
+    ),
+    bug(
+        "a stranger tells who wants a seat",
+        "tests/node/rounds/test_enlist_exchange.py::test_who_is_not_linked_is_not_heard_nor_what_is_no_enlistment",
+        """
+        raise RemoteError("tells who wants a seat without having been admitted", peer=peer)
+        """,
+        """
+        pass
+        """,
+    ),
+    bug(
+        "a node that has no seat any more keeps all of its links",
+        "tests/swarm/test_follower_links.py::test_links_follow_the_chain_as_it_calls_some_and_has_no_seat_for_them_then",
+        "self._to_end = frozenset() if links_all else self._choice.settle(linked)",
+        "self._to_end = frozenset()",
+    ),
+    bug(
+        "a node that is called to a seat goes on with a few links",
+        "tests/swarm/test_follower_links.py::test_links_follow_the_chain_as_it_calls_some_and_has_no_seat_for_them_then",
+        "return self._may_link_all and not (self._outside is not None and self._outside(self._me))",
+        "return self._may_link_all and self._outside is None",
+    ),
+    bug(
+        "a member keeps all followers that had a seat beside it",
+        "tests/swarm/test_follower_links.py"
+        "::test_member_ends_links_of_those_that_had_a_seat_where_more_of_them_stay_than_it_has_places",
+        "if now - self._too_many_at >= 2 * OUTSIDE_SETTLE_S:",
+        "if False:",
+    ),
+    bug(
+        "strangers that follow keep out who has contributed",
+        "tests/swarm/test_follower_links.py::test_who_has_contributed_has_the_place_of_a_stranger_that_follows",
+        "if not comes_first(newcomer) or not has_room(set(filter(comes_first, taken)), newcomer):",
+        "if True:",
+    ),
+    bug(
+        "who has contributed is let in beside all strangers that follow",
+        "tests/swarm/test_follower_links.py::test_who_has_contributed_has_the_place_of_a_stranger_that_follows",
+        "self.links.make_way(peer, followers)",
+        "pass",
+    ),
+    bug(
+        "who follows is told what is said in the course of rounds",
+        "tests/swarm/test_links.py"
+        "::test_who_comes_first_says_nothing_of_the_course_of_a_round_to_strangers_until_they_do",
+        "links = [one for one in links if not self._gate.follows(one.peer)]",
+        "pass",
     ),
     bug(
         "bytes that were read are not given back",
@@ -307,7 +362,7 @@ SWARM: tuple[Bug, ...] = (
         "nodes that share rollouts have as many links as there are places",
         "tests/swarm/test_neighbours.py"
         "::test_eight_nodes_with_four_links_each_at_most_hear_every_group_and_pull_it_from_whoever_has_it",
-        "return NEIGHBOUR_LIMIT - (0 if dialled else neighbours.kept_places(self.links.linked()))",
+        "return NEIGHBOUR_LIMIT - (0 if dialled else self._choice.kept_places(self.links.linked()))",
         "return LINK_LIMIT",
     ),
     bug(

@@ -61,6 +61,7 @@ class Gate:
     refusing: dict[PeerId, str] = field(default_factory=dict)
     not_believing: set[PeerId] = field(default_factory=set)
     ranks: dict[PeerId, Rank] = field(default_factory=dict)
+    following: set[PeerId] = field(default_factory=set)
     fulls: list[tuple[PeerId, Full]] = field(default_factory=list)
     gone: list[PeerId] = field(default_factory=list)
     ups: list[PeerId] = field(default_factory=list)
@@ -83,6 +84,9 @@ class Gate:
 
     def rank(self, peer: PeerId) -> Rank:
         return self.ranks.get(peer, Rank.STRANGER)
+
+    def follows(self, peer: PeerId) -> bool:
+        return peer in self.following
 
     def full(self, peer: PeerId) -> Full:
         return Full(others=(b"another",))
@@ -723,6 +727,10 @@ async def test_who_comes_first_says_nothing_of_the_course_of_a_round_to_stranger
         assert await said_up_to_now(silent, first) == [leave(2)]
         first.links.broadcast(leave(3))
         assert await said_up_to_now(first, silent) == [unsigned_certificate(identity(1).peer_id), leave(3)]
+        first.gate.following = {silent.peer}  # it took part, and does no more
+        first.links.broadcast(leave(4))
+        assert await said_up_to_now(first, silent) == [unsigned_certificate(identity(1).peer_id), leave(3)]
+        assert (await said_up_to_now(first, member))[-1] == leave(4)
 
 
 async def test_who_does_not_come_first_says_all_of_a_round_to_everybody() -> None:

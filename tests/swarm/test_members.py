@@ -62,6 +62,7 @@ class Node:
     phase: Phase = "training"
     tokens_per_s: float = 0.0
     follows: bool = False
+    outside: Callable[[PeerId], bool] | None = None
     heard: list[tuple[PeerId, Message]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     host: Host = field(init=False)
@@ -80,6 +81,7 @@ class Node:
             manifest=self.manifest,
             record=self.record,
             follows=self.follows,
+            outside=self.outside,
         )
         self.members.register(
             dict.fromkeys(get_args(SwarmMessage), lambda peer, message: self.heard.append((peer, message)))

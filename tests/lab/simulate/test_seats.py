@@ -57,6 +57,13 @@ def test_random_faults_bend_no_turn(seed: int) -> None:
     assert (outcome.violation, outcome.detail) == ("", "")
 
 
+@pytest.mark.parametrize("seed", [0, 15])
+def test_round_of_one_seat_whose_holder_is_lost_counts_the_next_in_the_line(seed: int) -> None:
+    scenario = msgspec.structs.replace(with_few_seats(random_scenario(seed)), seats=1)
+    outcome = run_scenario(scenario)
+    assert (outcome.violation, outcome.detail) == ("", "")
+
+
 def test_judge_sees_seats_that_are_given_without_regard_to_the_line() -> None:
     def careless(*, line: Any, **given: Any) -> RoundMachine:
         return RoundMachine(line=(), **given)

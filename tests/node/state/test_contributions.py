@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
+from shoal.lab.signed import certified
 from shoal.node.state.contributions import Contributions, Made
+from shoal.protocol.certificate import genesis
+from shoal.protocol.chain import Chain
 from shoal.protocol.errors import LocalError
-from shoal.protocol.identity import PeerId
+from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import WEIGHT_LIMIT
+from tests.manifests import manifest_of
+from tests.protocol.lab import SWARM, plan_hash, value_of
 
 GRID = Grid(10_000, 4096)
 ALL, NONE = (True, True, True), (False, False, False)
@@ -304,3 +310,20 @@ def test_what_encoding_lost_of_a_counted_round_comes_whole_though_seats_are_few(
     contributions.settle(1, ALL)
     second = make(contributions, 2, 2, 10, real(2))
     assert second.values.tobytes() == (real(2) + (first.values - first.encoded.decoded())).tobytes()
+
+
+@pytest.mark.parametrize("was_counted", [True, False])
+def test_whom_a_value_did_not_count_needs_no_finals_to_carry_all_of_its_work_on(was_counted: bool) -> None:
+    pair = [Identity.from_seed(bytes([number]) * 32) for number in range(2)]
+    me, other = members = [identity.peer_id for identity in pair]
+    sections = {"sync": {"inner_steps": 1}, "round": {"staleness_rounds": 66}, "membership": {"seats": 1}}
+    chain = Chain(genesis(SWARM, members), manifest=manifest_of(members, sections))
+    contributions = Contributions(Fragments(GRID), "fp32", 3, sender=me, few_seats=True)
+    contributions.make(1, 1, 300, whole(1), base=chain.head.hash)
+    value = value_of(chain.head, plan_hash("1"), me, sorted(members))
+    chain.extend(certified(msgspec.structs.replace(value, counted=(me if was_counted else other,)), *pair))
+    contributions.settle_by(chain, None)
+    made = contributions.make(2, 2, 100, whole(2), base=chain.head.hash)
+    mean = (3 * whole(1).astype(np.float64) + whole(2)) / 4
+    assert made.tokens == (100 if was_counted else 400)
+    np.testing.assert_allclose(made.values, whole(2) if was_counted else mean, rtol=0, atol=1e-3)
