@@ -216,10 +216,10 @@ PATIENT: dict[str, dict[str, object]] = {"round": {"chunk_values": 4096, "grace_
 
 
 STATUS_KEYS = """
-peer_id swarm_id addresses reachability proven phase why_paused step steps fetched_bytes state_bytes
-counts_from term round digest abstains turn_in_rounds outside members peers voters faults missing
-long_missing names rollbacks amendments settings bans alerts loss metric train_loss train_metric
-tokens_per_s bytes max_upload max_download blocked_fraction refused rollouts fetched samples dashboard dashboard_link
+peer_id swarm_id addresses reachability proven phase doing why_paused step steps fetched_bytes state_bytes
+counts_from term round digest abstains turn_in_rounds outside members peers voters faults missing long_missing names
+rollbacks amendments settings bans alerts checks loss metric train_loss train_metric tokens_per_s bytes node max_upload
+max_download blocked_fraction refused rollouts fetched samples dashboard dashboard_link
 """
 
 
@@ -366,7 +366,9 @@ def test_a_full_disk_and_a_workload_that_raises_end_their_nodes_and_no_other(tmp
         assert raising.wait_exit() == 1
         for said in ("the workload failed: ArithmeticError: the sky fell", "Traceback", "brittle.py"):
             assert said in raising.log
-        assert raising.events("failed", message="ArithmeticError: the sky fell")
+        (failed,) = raising.events("failed")
+        assert failed["message"].startswith("ArithmeticError: the sky fell")
+        assert failed["message"].endswith("correct it, and start this node again: it goes on where it was")
         alone = eventually(
             lambda: _certified_with(steady, 1, members=1, after=int(without["round"])),
             "a round without the node whose workload raised",
