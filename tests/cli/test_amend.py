@@ -83,7 +83,9 @@ def test_status_tells_the_place_of_who_waits_outside() -> None:
         (LinePlace.in_line([PeerId("a"), PeerId("b")], PeerId("b")), "outside, waits for a seat: place 2 of 2"),
         (LinePlace.in_line([PeerId("a")], PeerId("b")), "outside, asks for a seat: 1 are in the line"),
     ):
-        assert [line for line in status_lines(status_with(outside=place)) if "seat" in line] == [f"seat       {told}"]
+        assert [line for line in status_lines(checked(status_with(outside=place))) if "seat" in line] == [
+            f"seat       {told}"
+        ]
 
 
 def test_status_shows_settings_in_force_and_who_would_amend_what() -> None:

@@ -21,6 +21,7 @@ from shoal.node.audits.evidence_store import EvidenceStore
 from shoal.node.control import ControlServer
 from shoal.node.discovery.chain_places import ChainLooks
 from shoal.node.discovery.clocks import Clocks, WallClock
+from shoal.node.rounds.enlist_exchange import EnlistExchange
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
 from shoal.node.sapo.store import GroupStore
 from shoal.node.state.chain_waits import ChainWaits
@@ -35,7 +36,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.evidence import Evidence, pack
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Certificate
+from shoal.protocol.messages import Certificate, Enlist
 from shoal.protocol.records import NodeRecord, seal_record
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
@@ -219,6 +220,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     server = AuditServer(EvidenceStore(folder, SWARM), lambda plan: None, lambda base: (), lambda: frozenset({PEER}))
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "audit request": (server.serve, audit_messages.AuditRequest),
+        "enlist": (EnlistExchange(host, lambda: frozenset({PEER}), lambda peer, message: None)._serve, Enlist),
         "clock": (Clocks(host, lambda: frozenset({PEER}), lambda progress: None)._serve, WallClock),
         "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
         "layout request": (layouts.serve, GetLayout),

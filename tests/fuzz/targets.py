@@ -26,7 +26,7 @@ from shoal.collectives.proofs import verify_evidence
 from shoal.collectives.spans import Undecodable
 from shoal.collectives.state import ImageHeader, StateAssembly, StateHeader
 from shoal.lab.signed import certified
-from shoal.node import control, control_client, pipe
+from shoal.node import control_client, pipe
 from shoal.node.card import Card, parse_card
 from shoal.node.loops import loop_messages
 from shoal.node.reporting import events
@@ -429,7 +429,7 @@ def pipe_targets(rng: random.Random) -> Iterator[Target]:
         "control reply",
         (reply, refused),
         lambda data: control_client._parse_reply(data, Path("folder")),
-        (NetworkError, control.ControlRefused),
+        (NetworkError, control_client.ControlRefused),
     )
 
 
