@@ -89,10 +89,10 @@ def test_a_swarm_that_cannot_fit_is_refused_with_what_would() -> None:
 
 def test_what_does_not_fit_on_disk_is_refused_with_what_would() -> None:
     spec = BenchSpec(peers=2, numel=1_000_000_000, codec="int8", rounds=3)
-    check_disk(spec, 86_000_000_000)
-    said = r"need 86\.0 GB of disk at least, and 43\.0 GB are free; take at most 500,000,000 values"
+    check_disk(spec, 78_000_000_000)
+    said = r"need 78\.0 GB of disk at least, and 39\.0 GB are free; take at most 500,000,000 values"
     with pytest.raises(ConfigError, match=said):
-        check_disk(spec, 43_000_000_000)
+        check_disk(spec, 39_000_000_000)
 
 
 async def test_what_does_not_come_is_said_with_what_nodes_said_last(tmp_path: Path) -> None:
