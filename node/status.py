@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
@@ -44,9 +44,6 @@ from shoal.protocol.names import capability_of
 from shoal.protocol.records import NodeRecord, Phase
 from shoal.swarm.members import IDLE_PHASES, Change
 
-if TYPE_CHECKING:
-    from shoal.node.dashboard.service import PageService
-
 REACHES: dict[Reach, str] = {"self": "self", "direct": "direct", "detour": "through others", "suspect": "silent"}
 """How a member is reached, in the words of the status; in no other way it is gone."""
 USAGE_PERIOD_S = 5.0
@@ -82,6 +79,13 @@ def _standing_of(parts: Parts) -> tuple[str, ...]:
     return (FOLLOWS,) if parts.is_follower or parts.chain.is_outside(parts.identity.peer_id) else ()
 
 
+class Page(Protocol):
+    """A node's page. url: where it is served, and link: with what lets one order there; None until it is served."""
+
+    url: str | None
+    link: str | None
+
+
 class NodeView:
     """View of a running node: the one place where it is read for its user, for the page, and for the metrics.
 
@@ -95,7 +99,7 @@ class NodeView:
         finding: Finding,
         reaching: Reaching,
         *,
-        page: Callable[[], PageService | None],
+        page: Callable[[], Page | None],
         phase: Callable[[], Phase],
         why_paused: Callable[[], str],
     ) -> None:

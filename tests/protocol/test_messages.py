@@ -23,6 +23,8 @@ from shoal.protocol.messages import (
     ChunkResults,
     ChunkStatement,
     Consent,
+    Enlist,
+    Enlisted,
     Evict,
     Held,
     Leave,
@@ -160,6 +162,7 @@ EVERY_MESSAGE: list[Message] = [
     Consent(term=TERM, round=7, base=filled(2), target=TARGET, asked=True, signature=bytes(64)),
     Certificate(value=BACK, view=2, signers=MEMBERS, signatures=(bytes(64), bytes(64))),
     Rebase(value=VALUE, signature=bytes(64)),
+    Enlist(wish=Enlisted(ALICE.peer_id, filled(2), bytes(64))),
     Leave(term=TERM, round=7, base=filled(2), signature=bytes(64)),
     Certificate(value=VALUE, view=2, signers=MEMBERS, signatures=(bytes(64), bytes(64))),
 ]
