@@ -425,6 +425,8 @@ class Swarm:
                 quiet_since, silences = time.monotonic(), 0
             elif client.gone and self._held:
                 self._follow(self._held.popleft(), client)  # the last anchor, for which no more steps are made
+            elif client.gone and ends_at is not None:
+                self._client = self._order = None  # `_join` says why
             elif client.gone:
                 self._go_on_alone(client)
             elif not idle:
