@@ -64,6 +64,7 @@ from shoal.node.loops.rank_group import (
 )
 from shoal.node.options import DEFAULT_DATA_DIR
 from shoal.node.outcome import HELD_OUT_LOSS, NOT_FINITE, TRAINING_LOSS
+from shoal.node.own_frames import print_without_shoal
 from shoal.node.pipe import Pause, Resume, Stop
 from shoal.node.training.accounts import Accounts, Flat
 from shoal.node.training.flat_parameters import FlatParameters
@@ -185,7 +186,7 @@ class Swarm:
         except BaseException as error:
             self._end(failed=isinstance(error, Exception))
             if isinstance(error, ShoalError) and not isinstance(error, LocalError):
-                raise error.with_traceback(None) from None  # its line says all: no frames of ours below the user's own
+                raise error.with_traceback(None) from None  # its line says all
             raise
         self._steps.begin()
         self._tally = Tally()
@@ -664,6 +665,7 @@ def join(
         )
 
         return OtherRank(model, optimizer, evaluate=evaluate)
+    print_without_shoal()
     try:
         return Swarm(
             model,
