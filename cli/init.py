@@ -85,6 +85,7 @@ class InitOptions:
 def init(options: InitOptions) -> None:
     """Found a swarm: make this node's keys and write a commented manifest for all its members."""
     from shoal.node.founded import remember
+    from shoal.node.state.binding import check_free_for
     from shoal.node.state.store import write_atomically
     from shoal.node.workload import missing_module
 
@@ -99,6 +100,7 @@ def init(options: InitOptions) -> None:
     node = Identity.load_or_create(options.data_dir / NODE_KEY_NAME)
     authority = Identity.load_or_create(options.data_dir / AUTHORITY_KEY_NAME)
     manifest = found(options, node, authority)
+    check_free_for(options.data_dir, manifest.swarm_id)
     voting = _voting_told(options, manifest)
     write_atomically(options.output, render_manifest(manifest, option_lines=_option_lines(manifest)).encode())
     kept = ":" not in options.workload or remember(manifest, node.peer_id)

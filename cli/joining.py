@@ -17,6 +17,7 @@ from typing import TextIO
 from shoal.cli.imports import importing
 from shoal.cli.options import NODE_KEY_NAME
 from shoal.node.discovery.credentials import keep_checkpoint, keep_invite
+from shoal.node.state.binding import check_free_for
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, load_manifest
@@ -94,12 +95,10 @@ def _kept(link: SwarmLink, data_dir: Path) -> Manifest | None:
     if not (data_dir / "swarm").exists() or not path.exists():
         return None
     manifest = load_manifest(path)
-    if manifest.swarm_id != link.swarm:
-        raise ConfigError(
-            f"{data_dir} belongs to another swarm ({manifest.swarm_id.hex()[:16]}…); "
-            "choose another --data-dir for this link"
-        )
-    return manifest
+    if manifest.swarm_id == link.swarm:
+        return manifest
+    check_free_for(data_dir, link.swarm, source="link")
+    return None
 
 
 def _fetched(link: SwarmLink, *, locally: bool) -> Manifest:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from shoal.node.control_client import Check, Status
-from shoal.node.loops.attendance import WAITS_MARK
+from shoal.node.loops.attendance import AWAY, WAITS_MARK
 from shoal.node.text import count, fetched_text
 from shoal.protocol.amending import Setting, told_settings
 from shoal.protocol.seats import turn_text
@@ -196,7 +196,8 @@ def _training(status: Status) -> Check:
 
     if status.paused:
         why = f"paused: {status.why_paused}" if status.why_paused else "paused"
-        remedy = "" if WAITS_MARK in why else "go on with `shoal resume`"
+        remedy = "start your script again" if status.why_paused == AWAY else "go on with `shoal resume`"
+        remedy = "" if WAITS_MARK in why else remedy
         return check(f"{why}; it votes and keeps the state, and trains nothing", remedy, state="warn", above=True)
     if status.phase == "no quorum":
         return check("on alone, until there is a majority", state="warn")

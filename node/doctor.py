@@ -33,6 +33,7 @@ from shoal.node.doctor_trial import TrialReport, TrialRequest
 from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.options import CHECKPOINTS_KEPT
+from shoal.node.state.binding import check_free_for
 from shoal.node.state.disk_need import bytes_on_disk
 from shoal.node.training.memory_need import trainer_bytes
 from shoal.node.training.trainer_messages import InnerSettings
@@ -354,9 +355,7 @@ def membership(manifest: Manifest, data_dir: Path) -> Check:
     path = data_dir / "node.key"
     try:
         peer: PeerId | None = Identity.load(path).peer_id if path.exists() else None
-        known = (data_dir / "swarm").read_text().strip() if (data_dir / "swarm").exists() else ""
-        if known and known != manifest.swarm_id.hex():
-            raise ConfigError(f"{data_dir} belongs to another swarm; choose another --data-dir for this manifest")
+        check_free_for(data_dir, manifest.swarm_id)
         if peer is None and manifest.swarm.admission != "open":
             raise ConfigError("this node has no key yet; make one with `shoal id`, and have its PeerId admitted")
         if peer is not None:

@@ -10,7 +10,7 @@ no data folder. A data folder has founded a manifest's swarm where
 
 * its node's key, which no stranger has, is that of a founding written here, and the manifest names it as a founder;
 * the manifest names the authority and the code of that same founding;
-* the folder belongs to no swarm yet, or to this one: before the first start its user may still edit the manifest.
+* the folder is bound to no swarm yet, or to this one: before its first round its user may still edit the manifest.
 
 A folder that was moved to another user or machine has founded nothing there; `--allow-workload` says it then.
 """
@@ -28,6 +28,7 @@ import msgspec
 import platformdirs
 
 from shoal.node.keys import NODE_KEY_NAME
+from shoal.node.state.binding import bound_to
 from shoal.node.state.store import write_atomically
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
@@ -76,8 +77,7 @@ def founded_here(manifest: Manifest, data_dir: Path) -> bool:
     """True if this user founded the manifest's swarm in this data folder; see above."""
     try:
         node = Identity.load(data_dir / NODE_KEY_NAME).peer_id
-        swarm = data_dir / "swarm"
-        belongs_to = swarm.read_text().strip() if swarm.exists() else None
+        belongs_to = bound_to(data_dir)
     except (ConfigError, OSError, ValueError):
         return False
     wanted = Founding(node=node, authority=manifest.swarm.authority, workload=manifest.workload.name)

@@ -59,6 +59,7 @@ from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.services import Service, UserOrders
+from shoal.node.state.binding import bind
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
@@ -81,10 +82,10 @@ from shoal.node.when import Rule
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
-from shoal.protocol.errors import ConfigError, RemoteError, ShoalError, StorageError
+from shoal.protocol.errors import RemoteError, ShoalError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Reduced
-from shoal.protocol.manifest import Manifest, render_manifest
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Term
 from shoal.protocol.names import NAME_LIMIT_CHARS, Names, claimed_name, is_name
 from shoal.protocol.records import RECORD_LIMIT, NodeRecord, Phase
@@ -598,20 +599,6 @@ def _first(group: BaseExceptionGroup[ShoalError]) -> BaseException:
     return error
 
 
-def _check_same_swarm(store: Store, manifest: Manifest) -> None:
-    """A data folder belongs to one swarm: another swarm's votes and state have no business in it."""
-    path = store.folder / "swarm"
-    with disk_errors(store.folder):
-        known = path.read_text().strip() if path.exists() else None
-    if known is not None and known != manifest.swarm_id.hex():
-        raise ConfigError(
-            f"{store.folder} belongs to another swarm ({known[:16]}…); choose another --data-dir for this manifest"
-        )
-    if known is None:
-        write_atomically(path, manifest.swarm_id.hex().encode())
-    write_atomically(store.folder / "swarm.toml", render_manifest(manifest).encode())
-
-
 def kept_name(folder: Path, given: str | None) -> str | None:
     """The name that a user gave this node now, else at an earlier start: it stays with the data folder.
 
@@ -632,7 +619,7 @@ async def run_node(
     """Run one node until it is done; see `Node.run`. early: its trainer's process, if that was started already."""
     with Store(config.data_dir) as store:
         store.check_room()
-        _check_same_swarm(store, config.manifest)
+        bind(store.folder, config.manifest)
         config = replace(config, name=kept_name(store.folder, config.name))
         if config.forget_promises:
             store.forget_promises()

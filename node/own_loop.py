@@ -64,6 +64,7 @@ from shoal.node.loops.rank_group import (
 )
 from shoal.node.options import DEFAULT_DATA_DIR
 from shoal.node.outcome import HELD_OUT_LOSS, NOT_FINITE, TRAINING_LOSS
+from shoal.node.own_frames import print_without_shoal
 from shoal.node.pipe import Pause, Resume, Stop
 from shoal.node.training.accounts import Accounts, Flat
 from shoal.node.training.flat_parameters import FlatParameters
@@ -185,7 +186,7 @@ class Swarm:
         except BaseException as error:
             self._end(failed=isinstance(error, Exception))
             if isinstance(error, ShoalError) and not isinstance(error, LocalError):
-                raise error.with_traceback(None) from None  # its line says all: no frames of ours below the user's own
+                raise error.with_traceback(None) from None  # its line says all
             raise
         self._steps.begin()
         self._tally = Tally()
@@ -425,6 +426,8 @@ class Swarm:
                 quiet_since, silences = time.monotonic(), 0
             elif client.gone and self._held:
                 self._follow(self._held.popleft(), client)  # the last anchor, for which no more steps are made
+            elif client.gone and ends_at is not None:
+                self._client = self._order = None  # `_join` says why
             elif client.gone:
                 self._go_on_alone(client)
             elif not idle:
@@ -662,6 +665,7 @@ def join(
         )
 
         return OtherRank(model, optimizer, evaluate=evaluate)
+    print_without_shoal()
     try:
         return Swarm(
             model,

@@ -18,6 +18,8 @@ from shoal.protocol.inputs import SetPaused
 
 WAITS_MARK: Final = "(--only-when)"
 """At the end of a reason that no order to go on takes away."""
+AWAY: Final = "no training loop is attached"
+"""The reason that its user takes away by starting the loop again."""
 
 
 class Attendance:
@@ -35,7 +37,7 @@ class Attendance:
         """Why this node trains nothing now; empty while it does."""
         reasons = (
             "its user paused it" if self._paused else "",
-            "no training loop is attached" if self._away else "",
+            AWAY if self._away else "",
             f"{self._waits} {WAITS_MARK}" if self._waits else "",
         )
         return "; ".join(filter(None, reasons))

@@ -32,6 +32,8 @@ MANIFEST_NAME = "swarm.toml"
 START_DEADLINE_S = 120.0
 """From its start to the moment at which it takes loops."""
 POLL_S = 0.05
+TELL_PERIOD_S = 5.0
+"""Between two words to a user who waits for the manifest."""
 LEAVE_DEADLINE_S = 40.0
 """A daemon that was asked to leave may have to see a vote through."""
 STOP_DEADLINE_S = 5.0
@@ -93,7 +95,8 @@ class LoopDaemon:
 
         Raises ConfigError, with the daemon's own words if it ended; NetworkError.
         """
-        path, ends_at = self.data_dir / MANIFEST_NAME, time.monotonic() + wait_s
+        path, began = self.data_dir / MANIFEST_NAME, time.monotonic()
+        tell_at = began + TELL_PERIOD_S
         if self._manifest is None and not path.exists():
             logger.info("asking for the manifest whom the link names")
         while self._manifest is None:
@@ -103,7 +106,11 @@ class LoopDaemon:
                 self._manifest = found
                 return
             self.check_running()
-            if time.monotonic() > ends_at:
+            now = time.monotonic()
+            if now > tell_at:
+                tell_at = now + TELL_PERIOD_S
+                logger.info("no manifest after %.0f s; whom the link names is asked again", now - began)
+            if now > began + wait_s:
                 raise NetworkError(f"the node on {self.data_dir} has no manifest yet; see {self.log_path}")
             time.sleep(POLL_S)
 
@@ -204,6 +211,8 @@ def found_or_started(
     another, or the one that was started ended; NetworkError.
     """
     link, manifest = link_in(str(swarm)), None
+    if not str(swarm).strip():
+        raise ConfigError("where the manifest or link should stand is nothing; give a file of `shoal init`, or a link")
     if link is None:
         manifest = load_manifest(Path(swarm))
         check_own_loop(manifest, source=str(swarm))

@@ -351,6 +351,7 @@ def test_link_for_another_node_or_another_swarm_is_refused(
     assert f"this link is for the node {signed.holder}, and this one is 12D3Koo" in told(capsys)
     assert not (tmp_path / "guest" / "invite").exists()
 
+    (tmp_path / "guest" / "chain.log").write_bytes(b"a certificate")
     elsewhere = SwarmLink(swarm=manifest_of([signed.holder]).swarm_id, addresses=link.addresses)
     assert run_link(tmp_path, elsewhere) == 2
     assert "belongs to another swarm" in told(capsys)

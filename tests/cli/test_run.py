@@ -13,6 +13,7 @@ from shoal.cli.main import execute
 from shoal.node.option import HostPort
 from shoal.node.options import DEFAULT_DATA_DIR, Hold, NodeConfig
 from shoal.node.outcome import HeldOut, Outcome, Progress, RoundCertified, TrainerTraceback
+from shoal.node.state.store import frame_batch
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest
 
@@ -191,9 +192,11 @@ def test_run_refuses_the_data_folder_of_another_swarm(
 ) -> None:
     folder = tmp_path / "node"
     (folder / "swarm").write_text("ab" * 32)
+    (folder / "chain.log").write_bytes(frame_batch(0, [b"a certificate"]))
     assert execute(["run", str(manifest), "--data-dir", str(folder), "--no-mdns"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"shoal: {folder} belongs to another swarm")
+    assert err.endswith("begin anew: `shoal init --data-dir NEW -o NEW.toml`\n")
     assert err.count("\n") == 1
     assert (folder / "swarm").read_text() == "ab" * 32
 

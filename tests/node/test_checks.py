@@ -88,7 +88,12 @@ def test_rounds_that_stand_since_all_are_paused_do_not_ask_for_who_has_left() ->
 
 @pytest.mark.parametrize(
     ("why", "remedy"),
-    [("its user paused it", "go on with `shoal resume`"), ("the machine is on its battery (--only-when)", "")],
+    [
+        ("its user paused it", "go on with `shoal resume`"),
+        ("no training loop is attached", "start your script again"),
+        ("its user paused it; no training loop is attached", "go on with `shoal resume`"),
+        ("the machine is on its battery (--only-when)", ""),
+    ],
 )
 def test_a_paused_node_says_why_and_what_ends_that(why: str, remedy: str) -> None:
     check = checks_of(phase="paused", why_paused=why)["Training"]

@@ -207,6 +207,8 @@ def test_who_may_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     Identity.load_or_create(stranger / "node.key")
     assert "shoal invite" in doctor.membership(manifest, stranger).remedy
     (tmp_path / "founder" / "swarm").write_text("another")
+    assert doctor.membership(manifest, tmp_path / "founder").ok
+    (tmp_path / "founder" / "agreement.log").write_bytes(b"a promise")
     assert "another --data-dir" in doctor.membership(manifest, tmp_path / "founder").remedy
 
 

@@ -34,8 +34,9 @@ def changed(manifest: Manifest, section: str, **values: object) -> Manifest:
 
 
 def start(folder: Path, manifest: Manifest) -> None:
-    """What a first start leaves behind."""
+    """What a node leaves behind that took part in a round."""
     (folder / "swarm").write_text(manifest.swarm_id.hex())
+    (folder / "agreement.log").write_bytes(b"a promise")
 
 
 def test_who_founded_a_swarm_may_run_its_code_and_edit_its_settings_before_the_first_start(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
-from shoal.node.own_frames import own_place, own_traceback
+from shoal.node.own_frames import own_place, own_traceback, without_shoal
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, describe
 from shoal.node.workload import load_workload
 from shoal.protocol.errors import ConfigError, LocalError
@@ -100,3 +102,41 @@ def test_bug_of_shoals_has_its_whole_traceback() -> None:
         failed = describe(error)
     assert failed.summary == "LocalError: no"
     assert 'File "node/engine.py"' in failed.traceback
+
+
+def names(error: Exception) -> list[str]:
+    return [frame.name for frame in traceback.extract_tb(without_shoal(error))]
+
+
+def raised_in_shoal(error: Exception) -> Exception:
+    space = {"__package__": "shoal.node", "error": error}
+    try:
+        exec(compile("raise error", "node/engine.py", "exec"), space)
+    except Exception as caught:
+        return caught
+    raise AssertionError
+
+
+def test_frames_of_shoal_are_left_out_of_what_a_script_prints_and_those_that_its_user_called_stay(own: Path) -> None:
+    assert names(error_of("read"))[:2] == ["error_of", "read"]
+    assert names(error_of("read"))[-1] == "raw_decode"  # of a library, which its user called
+    for meant in (ConfigError("change it"), FloatingPointError("not finite")):
+        assert names(raised_in_shoal(meant)) == ["raised_in_shoal"]
+
+
+def test_fault_of_shoal_s_own_is_printed_whole() -> None:
+    for fault in (LocalError("a bug"), KeyError("a bug")):
+        assert names(raised_in_shoal(fault)) == ["raised_in_shoal", "<module>"]
+
+
+def test_script_whose_join_fails_ends_with_its_own_frame_alone(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import torch\nfrom shoal.node.own_loop import join\nmodel = torch.nn.Linear(2, 1)\n"
+        "with join(model, torch.optim.SGD(model.parameters(), lr=0.1), 'none.toml', data_dir='n'):\n    pass\n"
+    )
+    run = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 1
+    assert [line for line in run.stderr.splitlines() if line.startswith("  File")] == [
+        f'  File "{script}", line 4, in <module>'
+    ]

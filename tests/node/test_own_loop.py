@@ -507,6 +507,19 @@ def test_a_daemon_that_is_gone_leaves_the_loop_training(
     assert [r.levelname for r in caplog.records if "is shared: start the script again" in r.message] == ["WARNING"]
 
 
+def test_daemon_that_ends_while_the_loop_joins_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def daemon(end: DaemonEnd) -> None:
+        end.trainer._child._stream.socket.shutdown(2)  # type: ignore[union-attr]  # as when it ends
+        await end.expect(Detached)
+
+    ended = pytest.raises(ConfigError, match="the node ended before there was anything to train")
+    with caplog.at_level(logging.INFO), Ends(tmp_path, daemon), ended:
+        joining(tmp_path, monkeypatch, *made()).__enter__()
+    assert not [message for message in caplog.messages if "training goes on locally" in message]
+
+
 def test_parameters_that_are_not_finite_are_never_contributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
 

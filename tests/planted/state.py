@@ -666,4 +666,10 @@ STATE: tuple[Bug, ...] = (
         "made = TensorsInPlace(path, places, metadata, spare=spare)",
         "made = TensorsInPlace(path, places, metadata)",
     ),
+    bug(
+        "a folder with promises taken over by another swarm, which lets them be given anew in the first",
+        "tests/node/state/test_binding.py::test_promise_binds_a_folder_to_its_swarm",
+        'known = any(fnmatchcase(name, free) for free in (*STAYS, *GOES, "transfer/*"))',
+        'known = any(fnmatchcase(name, free) for free in (*STAYS, *GOES, "transfer/*", "*.log"))',
+    ),
 )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from shoal.node import own_loop
+from shoal.node.loops import loop_daemon
 from shoal.node.loops.loop_daemon import LoopDaemon, found_or_started
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
@@ -46,6 +47,22 @@ def test_manifest_that_nobody_gives_is_asked_for_as_long_as_the_loop_waits(tmp_p
     with pytest.raises(NetworkError, match="has no manifest yet"):
         LoopDaemon(tmp_path, None, 0).wait_for_manifest(SwarmId(bytes(32)), wait_s=0.2)
     assert time.monotonic() - began < 30
+
+
+def test_wait_for_a_manifest_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_daemon, "TELL_PERIOD_S", 0.05)
+    with caplog.at_level("INFO"), pytest.raises(NetworkError, match="has no manifest yet"):
+        LoopDaemon(tmp_path, None, 0).wait_for_manifest(SwarmId(bytes(32)), wait_s=0.3)
+    assert caplog.messages[0] == "asking for the manifest whom the link names"
+    assert caplog.messages[1] == "no manifest after 0 s; whom the link names is asked again"
+
+
+@pytest.mark.parametrize("given", ["", " \n"])
+def test_nothing_in_place_of_a_manifest_is_called_that(tmp_path: Path, given: str) -> None:
+    with pytest.raises(ConfigError, match="where the manifest or link should stand is nothing; give a file of"):
+        found_or_started(given, tmp_path, peers=(), options=())
 
 
 def test_line_of_a_swarm_that_trains_by_itself_is_refused_and_leaves_no_daemon(tmp_path: Path) -> None:
