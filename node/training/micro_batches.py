@@ -64,7 +64,7 @@ def batch_digest(batch: Any) -> bytes:
     def add(item: Any) -> None:
         if isinstance(item, torch.Tensor) and item.layout == torch.strided:
             digest.update(f"{item.dtype}{tuple(item.shape)}".encode())
-            digest.update(item.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+            digest.update(item.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(item, dict):
             add([*item.items()])
         elif isinstance(item, tuple | list):
