@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.options import AllowWorkload, AsJson
-from shoal.cli.text import in_one_line, number
+from shoal.cli.text import figure, in_one_line, number
 from shoal.cli.verify import ExpectedManifest, check_state, expected_manifest
 from shoal.node.option import Option, check_exists
 from shoal.node.options import DEFAULT_DATA_DIR, Data, DataDir, Device
@@ -81,11 +81,12 @@ def evaluate(options: EvaluateOptions) -> None:
             f"{folder} is of a swarm of its users' own loops, which measure their held-out loss themselves; "
             "`shoal status` shows it, and `shoal export` writes the model"
         )
+    places = (folder, folder.resolve().parent.parent, options.data_dir)  # the second is of a node's checkpoint
     check_workload_allowed(
         own.workload,
         entry_points=installed_workloads(),
         allowed=options.allow_workload,
-        founded=lambda: founded_here(own, folder) or founded_here(own, options.data_dir),
+        founded=lambda: any(founded_here(own, place) for place in places),
     )
     workload = load_workload(own.workload.name, own.workload.options, options.data)
     if options.tasks:
@@ -101,7 +102,7 @@ def evaluate(options: EvaluateOptions) -> None:
     else:
         held_out = "the workload's default data, as no --data is given" if options.data is None else options.data
         typer.echo(
-            f"{number(loss)} {in_one_line(workload.metric)}: round {round}, digest {digest[:16]}…, "
+            f"{figure(loss)} {in_one_line(workload.metric)}: round {round}, digest {digest[:16]}…, "
             f"on what is held out of {in_one_line(held_out)}"
         )
 

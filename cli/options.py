@@ -15,7 +15,8 @@ import typer
 
 from shoal.node.option import Option, option_of
 from shoal.node.options import PANELS, TRAINING, WATCHING
-from shoal.protocol.strategies.table import STRATEGIES
+from shoal.protocol.errors import ConfigError
+from shoal.protocol.strategies.table import STRATEGIES, strategy_named
 
 NODE_KEY_NAME = "node.key"
 AUTHORITY_KEY_NAME = "authority.key"
@@ -29,7 +30,19 @@ AllowWorkload = Annotated[
         panel=TRAINING,
     ),
 ]
-Strategy = Annotated[str, Option("--strategy", help=f"How nodes synchronise: {', '.join(STRATEGIES)}.")]
+
+
+def parse_strategy(text: str, option: str) -> str:
+    """Name of a strategy. Raises ConfigError where there is none of it."""
+    try:
+        return strategy_named(text).name
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
+
+
+Strategy = Annotated[
+    str, Option("--strategy", help=f"How nodes synchronise: {', '.join(STRATEGIES)}.", parse=parse_strategy)
+]
 Withdraw = Annotated[bool, Option("--withdraw", help="Take back what was ordered before.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON document on stdout.")]
 LogFormat = Annotated[

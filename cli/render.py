@@ -465,7 +465,7 @@ def losses_told(status: Status) -> str:
 
 def own_unit(loss_metric: str, metric: str) -> str:
     """Note behind a training loss that stands beside a held-out one of another unit: nobody shall compare the two."""
-    return "" if loss_metric == metric else " in a unit of its own"
+    return "" if loss_metric == metric else " (own unit)"
 
 
 def rollout_lines(status: Status) -> list[str]:

@@ -101,14 +101,14 @@ class PeerSummary(msgspec.Struct, frozen=True, kw_only=True):
     gone: Sequence[str] = ()
 
 
-def summary_of(peers: Iterable[PeerFacts]) -> PeerSummary:
-    """Sums over the rows of all peers."""
+def summary_of(peers: Iterable[PeerFacts], *, in_step: bool = True) -> PeerSummary:
+    """Sums over the rows of all peers. in_step: whether they share a round; else nobody can be behind."""
     rows = [(peer, peer.state) for peer in peers]
     states, reach = Counter(state for _, state in rows), Counter[str](peer.reach for peer, _ in rows)
     here = [(peer, state) for peer, state in rows if state not in ABSENT]
     training = [peer for peer, state in here if state == "training" and peer.speed > 0]  # else not measured yet
     speeds = sorted(peer.speed for peer in training)
-    behind = behind_of(peer for peer, _ in rows)
+    behind = behind_of(peer for peer, _ in rows) if in_step else {}
     return PeerSummary(
         known=len(rows),
         alive=len(here),
@@ -135,14 +135,16 @@ def summary_of(peers: Iterable[PeerFacts]) -> PeerSummary:
 def behind_of(peers: Iterable[PeerFacts]) -> dict[str, int]:
     """By how many rounds a peer is behind the middle one of those that train, for each that is `BEHIND_ROUNDS` or more.
 
-    The middle one, not the first: a peer that claims a round far ahead makes nobody late.
+    The middle one, not the first: a peer that claims a round far ahead makes nobody late. Never this node: it is where
+    it looks from.
     """
     training = [peer for peer in peers if peer.state in ("training", "silent")]
     if not training:
         return {}
     rounds = sorted(peer.round for peer in training)
     middle = rounds[len(rounds) // 2]
-    return {peer.peer: middle - peer.round for peer in training if middle - peer.round >= BEHIND_ROUNDS}
+    others = (peer for peer in training if peer.reach != "self")
+    return {peer.peer: middle - peer.round for peer in others if middle - peer.round >= BEHIND_ROUNDS}
 
 
 def _quantiles(ascending: Sequence[float]) -> tuple[float, float, float]:

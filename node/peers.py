@@ -28,6 +28,9 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
     suspected, dead = members.suspected(), frozenset(machine.in_state(State.DEAD))
     records = {record.peer: record for record in members.book.records()}
 
+    def announced(peer: PeerId) -> int:
+        return 0 if rounds.sharing is None or rounds.certifying is not None else rounds.sharing.newest_round(peer)
+
     def reach_of(peer: PeerId) -> Reach:
         if peer == me:
             return "self"
@@ -58,7 +61,7 @@ def peer_rows(parts: Parts, rounds: Rounds, phase: Phase) -> list[PeerFacts]:
             phase=record.phase,
             reach=reach_of(peer),
             member=peer in counted,
-            round=max(record.round, certified) if peer in counted else record.round,
+            round=max(record.round, certified if peer in counted else 0, announced(peer)),
             tokens_per_s=record.tokens_per_s,
             sent=moved.taken,
             received=moved.received,

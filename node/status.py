@@ -159,7 +159,7 @@ class NodeView:
             turn_in_rounds=standing.turn_in_rounds,
             outside=standing.outside,
             members=[_member(rows[peer]) for peer in standing.members],
-            peers=summary_of(peers),
+            peers=summary_of(peers, in_step=rounds.sharing is None or rounds.certifying is not None),
             voters=[str(peer) for peer in standing.voters],
             faults=standing.faults.value,
             rollbacks=_rollbacks(standing.rollbacks),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -30,6 +31,8 @@ COMPLETION_TOKENS_LIMIT = 32_768
 CONFIG_LIMIT_ITEMS = 64
 OVER_PROVISION_LIMIT = 4.0
 
+_FAMILY = re.compile(r"^[a-z0-9_.-]+\Z")
+
 TaskScalar = bool | int | float | str
 TaskConfig = dict[str, TaskScalar | list[TaskScalar]]
 
@@ -37,11 +40,13 @@ TaskConfig = dict[str, TaskScalar | list[TaskScalar]]
 class TaskEntry(Message, frozen=True, kw_only=True):
     """One family of tasks: its config, or the name of a preset of it, and how often it is drawn next to the others."""
 
-    family: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+\Z")]
+    family: Annotated[str, Meta(min_length=1, max_length=64)]
     config: Annotated[str, Meta(max_length=64)] | Annotated[TaskConfig, Meta(max_length=CONFIG_LIMIT_ITEMS)] = "default"
     weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
     def __post_init__(self) -> None:
+        if not _FAMILY.match(self.family):
+            raise ValueError(f"{self.family!r} is no name of a family: give small letters, digits, and _ . - only")
         if isinstance(self.config, dict):
             _check_config(self.config)
 

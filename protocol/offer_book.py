@@ -146,6 +146,11 @@ class OfferBook:
         """The offer of this group."""
         return self._offers.get(digest)
 
+    def newest_round(self, peer: PeerId) -> int:
+        """The latest round of which a peer announced anything; 0 where nothing is known."""
+        origin = self._origins.get(peer)
+        return 0 if origin is None else origin.newest_round
+
     def receive(
         self, data: bytes, *, peer: PeerId, now: float, round_number: int, asked_for: bool = False
     ) -> Offer | None:

@@ -66,7 +66,8 @@ class Model:
         self._node = self._replaced("node", self._node, self._node_fields(status))
         if status.peers is not None:
             self._summary = self._replaced("summary", self._summary, _summary_fields(status.peers))
-        self.peers.see(facts.peers, now, in_turn=in_turn)
+        in_step = status.peers is None or status.peers.behind > 0
+        self.peers.see(facts.peers, now, in_turn=in_turn, in_step=in_step)
         if status.checks != self._health:
             self._news["health"] = self._health = status.checks
         told = () if status.rollouts is None else status.rollouts.groups

@@ -72,11 +72,14 @@ class Peers:
         self._look = 0
         self._news: dict[str, Fields | None] = {}
 
-    def see(self, peers: Iterable[PeerFacts], now: float, *, in_turn: bool) -> None:
-        """Take the rows of this moment. in_turn: tell of a part of what is new, as viewers are there."""
+    def see(self, peers: Iterable[PeerFacts], now: float, *, in_turn: bool, in_step: bool = True) -> None:
+        """Take the rows of this moment. in_turn: tell of a part of what is new, as viewers are there.
+
+        in_step: whether anybody can be behind.
+        """
         self._look += 1
         self._all = {peer.peer: peer for peer in peers}
-        self._behind = behind_of(self._all.values())
+        self._behind = behind_of(self._all.values()) if in_step else {}
         self._measure(now)
         chosen = heapq.nsmallest(LIVE_LIMIT, self._all.values(), key=_rank)
         changes: dict[str, Fields | None] = dict.fromkeys(self.live.keys() - {known.peer for known in chosen})

@@ -204,6 +204,10 @@ class RolloutEngine:
         members = self._p.members
         return members.present() & members.links.linked() if members.links_all else members.present()
 
+    def newest_round(self, peer: PeerId) -> int:
+        """The latest round of which a peer announced anything: later than its record says, which is seldom renewed."""
+        return 0 if self.machine is None else self._exchange.book.newest_round(peer)
+
     @property
     def phase(self) -> str:
         """The phase of the node, for its user."""

@@ -21,7 +21,7 @@ from shoal.node.pipe import decode_frame
 from shoal.node.sapo import sandbox_process
 from shoal.node.sapo.sandbox_process import Begin, Failed, FamilyPlace, Ready, Reply, Score, Scored
 from shoal.node.sapo.sandbox_support import environment
-from shoal.node.sapo.scorer_faults import Faults
+from shoal.node.sapo.scorer_faults import Faults, scorer_place
 from shoal.node.sapo.tasks import Task, TaskFamily
 from shoal.protocol.errors import ConfigError, LocalError
 
@@ -143,7 +143,9 @@ class Sandbox:
             late = reply.scores.count(None)
             if late:
                 limits = f"{self._begin.text_limit_s:g} s, or {self._begin.task_limit_s:g} s for a task's texts"
-                self._faults.left_out(family, f"score() of family {family.name!r} took more than {limits}", late)
+                self._faults.left_out(
+                    family, f"score() of family {family.name!r}{scorer_place(family)}, took more than {limits}", late
+                )
             return [None if one is None else self._faults.reward(family, *one) for one in reply.scores]
         reason = reply.reason if isinstance(reply, Failed) else reply
         self._faults.left_out(family, f"a task of family {family.name!r} cannot be made: {reason}", len(texts))

@@ -93,6 +93,12 @@ def scorer_file(family: TaskFamily) -> str:
     return "" if code is None else str(code.co_filename)
 
 
+def scorer_place(family: TaskFamily) -> str:
+    """Say where `score` of a family begins: `, at FILE, line 7`; nothing where Python does not know it."""
+    code = getattr(type(family).score, "__code__", None)
+    return "" if code is None else f", at {code.co_filename}, line {code.co_firstlineno}"
+
+
 def line_in(file: str, trace: TracebackType | None) -> int:
     """Return the last line of `file` that an error came through, or 1 where it came through none of it."""
     line = 1

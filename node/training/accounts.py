@@ -164,7 +164,9 @@ class _FromReplica:
             else:
                 np.copyto(out[here], local[here])
         if not np.isfinite(out[: self._fragment.numel]).all():
-            raise FloatingPointError("the replica's parameters are no longer finite; try a lower learning rate")
+            raise FloatingPointError(
+                "the replica's parameters are no longer finite: a loss was not, or the learning rate is too high"
+            )
         return self._contributed
 
 

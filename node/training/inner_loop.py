@@ -23,7 +23,7 @@ from shoal.node.training.accounts import Accounts, GradientAccounts, GradientFla
 from shoal.node.training.flat_parameters import FlatParameters, own_buffers
 from shoal.node.training.inner_optimizer import InnerOptimizer, inner_optimizer
 from shoal.node.training.inner_state import BUFFER, InnerCounters, InnerState, SavedInner, keepable
-from shoal.node.training.micro_batches import split_batch, to_device
+from shoal.node.training.micro_batches import batch_digest, split_batch, to_device
 from shoal.node.training.random_state import RandomState
 from shoal.node.training.samples import Sampler
 from shoal.node.training.shared_tensors import Vector
@@ -44,6 +44,10 @@ logger = logging.getLogger(__name__)
 PROGRESS_PERIOD_S = 1.0
 NONFINITE_LIMIT_STEPS = 10
 """So many steps in a row with an infinite loss or gradient, and training has failed."""
+SAME_FIRST_BATCH = (
+    "round %s begins with the same batch as the round before: batches() is called once a round, so let what it yields "
+    "depend on assignment.round or assignment.stream_seed, or most of the data is never read"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,7 @@ class Replica:
         self._batches: Iterator[Any] = iter(())
         self._drawn = 0  # batches of the assignment
         self._exhausted = False  # it has no more; who asks again gets them from the first one
+        self._first: tuple[int, bytes] | None = None  # round, and hash of its first batch
         self._told: set[str] = set()  # what its user was warned of
         self._nonfinite_steps = 0
         self._restored: _Restored | None = None
@@ -260,6 +265,8 @@ class Replica:
         if batch is None and self._drawn:
             self._warn_once("batches() ended after %s, and begins anew: it should not end by itself", self._drawn)
         if batch is not None:
+            if not self._drawn:
+                self._compare_first(batch, order.assignment.round)
             self._drawn += 1
             self._order_steps += 1
             tally.steps += 1
@@ -356,6 +363,12 @@ class Replica:
         if not math.isfinite(value):
             self._warn_once(NOT_FINITE, value)
         return value
+
+    def _compare_first(self, batch: Any, round: int) -> None:
+        """Warn of a workload that begins every round alike: most of its data would never be read."""
+        before, self._first = self._first, (round, batch_digest(batch))
+        if before is not None and before[0] != round and before[1] == self._first[1]:
+            self._warn_once(SAME_FIRST_BATCH, round)
 
     def _warn_once(self, text: str, value: float) -> None:
         if text not in self._told:

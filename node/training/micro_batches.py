@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import blake3
 import torch
 
 from shoal.protocol.errors import ConfigError
@@ -54,6 +55,26 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, dict):
         return {key: to_device(item, device) for key, item in batch.items()}
     return batch
+
+
+def batch_digest(batch: Any) -> bytes:
+    """A hash of the values of a batch on the host, by which two of one process are told apart."""
+    digest = blake3.blake3()
+
+    def add(item: Any) -> None:
+        if isinstance(item, torch.Tensor) and item.layout == torch.strided:
+            digest.update(f"{item.dtype}{tuple(item.shape)}".encode())
+            digest.update(item.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(item, dict):
+            add([*item.items()])
+        elif isinstance(item, tuple | list):
+            for part in item:
+                add(part)
+        else:
+            digest.update(repr(item).encode(errors="replace"))
+
+    add(batch)
+    return digest.digest()
 
 
 def _tensors(batch: Any, option: str) -> Iterator[torch.Tensor]:

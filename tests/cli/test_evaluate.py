@@ -52,6 +52,14 @@ def test_a_model_of_other_parameters_is_not_filled_with_these(
     )
 
 
+def test_loss_has_the_digits_that_matter(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_export, "evaluate_by_workload", lambda *given, **more: 0.00045670237)
+    assert execute(["evaluate", str(checkpoint)]) == 0
+    assert capsys.readouterr().out.startswith("0.0004567 mean squared error: round 2, digest ")
+
+
 def checkpoint_of(folder: Path, workload: str) -> Path:
     founders = list(manifest_of().swarm.founders)
     manifest = manifests.manifest_of(
@@ -71,7 +79,7 @@ def test_loop_of_ones_own_measures_its_loss_itself(tmp_path: Path, capsys: pytes
     )
 
 
-@pytest.mark.parametrize("by", ["folder", "data_dir"])
+@pytest.mark.parametrize("by", ["folder", "data_dir", "checkpoint"])
 def test_code_that_this_user_founded_the_swarm_with_needs_no_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
@@ -79,7 +87,7 @@ def test_code_that_this_user_founded_the_swarm_with_needs_no_option(
     evaluate = ["evaluate", str(folder), "--data-dir", str(data_dir)]
     assert execute(evaluate) == 2
     assert "pass --allow-workload nowhere:Shapes" in capsys.readouterr().err
-    founder = folder if by == "folder" else data_dir
+    founder = {"folder": folder, "data_dir": data_dir, "checkpoint": folder.resolve().parent.parent}[by]
     monkeypatch.setattr("shoal.node.founded.founded_here", lambda manifest, folder: folder == founder)
     assert execute(evaluate) == 2
     assert "nowhere" in (told := capsys.readouterr().err)

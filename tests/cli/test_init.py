@@ -213,6 +213,15 @@ def test_init_refuses_in_one_line(
     assert not (tmp_path / "swarm.toml").exists()
 
 
+def test_a_strategy_that_there_is_not_is_told_before_the_file_that_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert init(tmp_path) == 0
+    capsys.readouterr()
+    assert init(tmp_path, "--strategy", "dilocoo") == 2
+    assert capsys.readouterr().err.startswith("shoal: --strategy: 'dilocoo' is none of diloco, ")
+
+
 def test_id_is_the_same_every_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert execute(["id", "--data-dir", str(tmp_path)]) == 0

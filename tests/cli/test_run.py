@@ -210,7 +210,7 @@ def test_run_ends_with_the_code_of_its_outcome(daemon: FakeDaemon, manifest: Pat
     assert execute(["run", str(manifest)]) == code
 
 
-@pytest.mark.parametrize(("unit", "said"), [("bits per byte", ""), ("", " in a unit of its own")])
+@pytest.mark.parametrize(("unit", "said"), [("bits per byte", ""), ("", " (own unit)")])
 def test_run_tells_progress_on_stderr(
     daemon: FakeDaemon, manifest: Path, capsys: pytest.CaptureFixture[str], unit: str, said: str
 ) -> None:

@@ -324,7 +324,7 @@ def test_peers_are_called_by_name_wherever_one_stands_alone(capsys: pytest.Captu
     ("loss", "metric", "train_loss", "train_metric", "said"),
     [
         (1.23456, "bits per byte", 1234.56, "bits per byte", "held-out 1.235 bits per byte; training 1,235"),
-        (0.25, "error rate", 1.25, "", "held-out 0.25 error rate; training 1.25 in a unit of its own"),
+        (0.25, "error rate", 1.25, "", "held-out 0.25 error rate; training 1.25 (own unit)"),
         (None, "", 1.25, "bits per byte", "training 1.25 bits per byte"),
         (None, "", 1.25, "", "training 1.25"),
         (0.00001234567, "held-out loss", None, "", "held-out 1.235e-05"),

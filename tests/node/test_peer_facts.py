@@ -62,6 +62,13 @@ def test_a_summary_counts_everybody_and_names_the_worst_few() -> None:
     assert found.behind == 2
 
 
+def test_nobody_is_behind_where_no_round_is_common_and_no_node_is_behind_itself() -> None:
+    rows = [peer("me", reach="self", round=1), peer("late", round=4), peer("a"), peer("b"), peer("c")]
+    assert [(outlier.peer, outlier.value) for outlier in summary_of(rows).most_behind] == [("late", 6)]
+    alone = summary_of(rows, in_step=False)
+    assert (alone.behind, alone.most_behind, alone.alive) == (0, [], 5)
+
+
 def test_of_nobody_there_is_a_summary_too() -> None:
     found = summary_of([])
     assert (found.known, found.states, found.speeds, found.slowest) == (0, {}, None, [])

@@ -35,6 +35,7 @@ class Crowd:
         self.linked: set[PeerId] = set()
         self.members: list[PeerId] = []
         self.certifies = True
+        self.sharing: object = None
 
     def id(self, name: str) -> PeerId:
         return self.identities[name].peer_id
@@ -81,7 +82,10 @@ class Crowd:
         )
         standing = SimpleNamespace(members=self.members, voters=self.members)
         rounds: Any = SimpleNamespace(
-            standing=lambda: standing, position=(None, 4), certifying=object() if self.certifies else None
+            standing=lambda: standing,
+            position=(None, 4),
+            certifying=object() if self.certifies else None,
+            sharing=self.sharing,
         )
         return peer_rows(parts, rounds, phase)
 
@@ -129,6 +133,18 @@ def test_every_peer_has_a_row_that_says_how_it_is_reached() -> None:
     own = of(rows, crowd, "me")
     assert (own.round, own.tokens_per_s, own.software, own.address) == (4, 11.0, SOFTWARE, "/ip4/192.0.2.9")
     assert of(rows, crowd, "lost member").phase == UNKNOWN_PHASE
+
+
+@pytest.mark.parametrize(("certifies", "told"), [(False, [33, 2]), (True, [4, 4])])
+def test_round_of_a_peer_that_shares_rollouts_is_the_newest_that_it_announced(certifies: bool, told: list[int]) -> None:
+    crowd = Crowd("me", "a", "b")
+    crowd.certifies, crowd.members = certifies, [crowd.id(name) for name in ("me", "a", "b")]
+    newest = {crowd.id("a"): 33, crowd.id("b"): 1}
+    crowd.sharing = SimpleNamespace(newest_round=newest.__getitem__)
+    for name, round in (("a", 0), ("b", 2)):
+        crowd.record(name, round=round)
+        crowd.hear(name, linked=True)
+    assert [of(crowd.rows(), crowd, name).round for name in ("a", "b")] == told
 
 
 @pytest.mark.parametrize(("certifies", "told"), [(True, [4, 4, 2, 9]), (False, [1, 0, 2, 9])])

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -96,6 +97,19 @@ def test_workload_of_the_documents_learns(monkeypatch: pytest.MonkeyPatch) -> No
         optimizer.step()
     with torch.no_grad():
         assert workload.evaluate(model) < before / 5
+
+
+def test_finite_dataset_of_the_documents_is_read_whole_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = [block for block in blocks("workloads.md") if "batches_of" in block]
+    drawn = module_of(code, "finite", monkeypatch).batches_of
+
+    def read(round: int, member: int) -> list[int]:
+        share = drawn(torch.arange(100), Assignment(seed=1, round=round, member=member, members=2))
+        return [int(row) for batch in islice(share, 7) for row in batch]  # 50 rows in batches of 8
+
+    assert (sorted(read(1, 0)), sorted(read(1, 1))) == ([*range(0, 100, 2)], [*range(1, 100, 2)])
+    assert read(1, 0) != read(2, 0)
+    assert read(1, 0) == read(1, 0)
 
 
 def test_exported_text_model_of_the_documents_says_something(

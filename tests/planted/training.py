@@ -62,6 +62,12 @@ TRAINING: tuple[Bug, ...] = (
         "if failed and restarted():",
     ),
     bug(
+        "a workload that begins every round alike is not told of",
+        "tests/node/training/test_inner_loop.py::test_rounds_that_begin_with_the_same_batch_are_told_of_once",
+        "before[0] != round and before[1] == self._first[1]:",
+        "before[0] == round and before[1] == self._first[1]:",
+    ),
+    bug(
         "buffers of an anchor are added to a node's own",
         "tests/node/training/test_inner_loop.py"
         "::test_buffers_are_contributed_as_they_are_and_every_anchor_replaces_them",

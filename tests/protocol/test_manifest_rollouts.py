@@ -104,7 +104,10 @@ def test_what_earlier_releases_have_no_key_for_is_not_in_the_hash_until_it_is_us
         (SHARING + "[rollouts]\n", "[rollouts] needs the key tasks"),
         (SHARING + "[rollouts]\ntasks = []\n", "[rollouts] tasks: "),
         (SHARING + "[rollouts]\ntasks = [{famly = 'bf'}]\n", "famly"),
-        (SHARING + "[rollouts]\ntasks = [{family = 'b f'}]\n", "[rollouts] tasks: "),
+        (
+            SHARING + "[rollouts]\ntasks = [{family = 'Bigger'}]\n",
+            "[rollouts] tasks: 'Bigger' is no name of a family: give small letters, digits, and _ . - only",
+        ),
         (SHARING + "[rollouts]\ntasks = [{family = 'bf', weight = 0}]\n", "[rollouts] tasks: expected a whole number"),
         (SHARING + "[rollouts]\ntasks = [{family = 'bf', config = {a = nan}}]\n", "a is not a finite number"),
         (SHARING + "[rollouts]\ntasks = [{family = 'bf', config = {a = [inf]}}]\n", "a is not a finite number"),

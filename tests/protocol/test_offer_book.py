@@ -102,7 +102,9 @@ def test_one_group_per_task_and_none_of_rounds_long_past() -> None:
     receive(book, alice.announce(0), alice)
     assert refusal(book, alice.announce(0), ALICE.peer_id) == Reason.DUPLICATE
     assert refusal(book, alice.announce(0, text="9"), ALICE.peer_id) == Reason.DUPLICATE
+    assert book.newest_round(ALICE.peer_id) == 0
     receive(book, alice.announce(0, round_number=ROUND_WINDOW + 5), alice)
+    assert book.newest_round(ALICE.peer_id) == ROUND_WINDOW + 5
     assert refusal(book, alice.announce(1, round_number=4), ALICE.peer_id) == Reason.STALE
     late = alice.announce(2, round_number=4)
     assert book.receive(late, peer=ALICE.peer_id, now=0.0, round_number=0, asked_for=True) is None

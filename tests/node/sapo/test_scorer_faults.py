@@ -20,6 +20,7 @@ from tests.node.sapo.hostile_family import Hangs, Returns, ReturnsInSandbox
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "tests" / "node" / "sapo" / "hostile_family.py"
 RAISES_AT = 1 + FILE.read_text().splitlines().index("        return float(text)")
+HANGS_AT = Hangs.score.__code__.co_firstlineno
 SAFE = pytest.mark.skipif(missing_sandbox() is not None, reason=f"no sandbox: {missing_sandbox()}")
 
 FAMILIES = [Returns, pytest.param(ReturnsInSandbox, marks=SAFE)]
@@ -139,10 +140,27 @@ def test_scorer_that_never_answers_in_the_sandbox_is_told_of_and_its_texts_left_
     assert told(caplog) == [
         (
             logging.WARNING,
-            "score() of family 'hangs' took more than 0.5 s, or 1 s for a task's texts: 2 texts so far are left out; "
+            f"score() of family 'hangs', at {FILE}, line {HANGS_AT}, took more than 0.5 s, or 1 s for a task's texts: "
+            "2 texts so far are left out; "
             "correct it, to return 0 to 1",
         )
     ]
+
+
+@SAFE
+def test_scorer_that_never_answers_for_its_own_solution_in_the_sandbox_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr(sandbox, "WARM_UP_LIMIT_S", 0.5)
+    monkeypatch.setattr(Hangs, "solution", lambda family, task: "1")
+    source = TaskSource([TaskChoice(family=Hangs(), config={"begun": str(tmp_path / "begun")})])
+    with Scorer(source, text_limit_s=0.5, task_limit_s=1.0) as scorer, pytest.raises(ConfigError) as caught:
+        scorer.check()
+    assert str(caught.value) == (
+        f"score() of family 'hangs', at {FILE}, line {HANGS_AT}, took more than 0.5 s, or 1 s for a task's texts for "
+        "its own solution(); correct it, to return 0 to 1"
+    )
 
 
 def test_what_takes_too_long_is_interrupted() -> None:

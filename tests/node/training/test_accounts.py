@@ -247,5 +247,8 @@ def test_too_many_fragments_are_the_user_s_to_mend() -> None:
 def test_parameters_that_are_not_finite_are_not_contributed() -> None:
     life = Life().stand(vector(0))
     life.model.values[2] = float("nan")
-    with pytest.raises(FloatingPointError):
+    with pytest.raises(FloatingPointError) as caught:
         life.accounts.contribute(life.out, 1)
+    assert str(caught.value) == (
+        "the replica's parameters are no longer finite: a loss was not, or the learning rate is too high"
+    )

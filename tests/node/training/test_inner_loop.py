@@ -97,6 +97,33 @@ def test_batches_that_end_are_told_of_once_and_a_loss_that_is_none(caplog: pytes
     assert ended == ("batches() ended after 3, and begins anew: it should not end by itself")
 
 
+class InOrder(RegressionWorkload):
+    """Reads the same data from their beginning in every round, or by the round's share."""
+
+    def __init__(self, by_round: bool) -> None:
+        super().__init__()
+        self.by_round = by_round
+
+    def batches(self, assignment: Assignment) -> Iterator[Batch]:
+        share = msgspec.structs.replace(assignment, round=assignment.round if self.by_round else 0)
+        return super().batches(share)
+
+
+@pytest.mark.parametrize("by_round", [False, True])
+def test_rounds_that_begin_with_the_same_batch_are_told_of_once(
+    caplog: pytest.LogCaptureFixture, by_round: bool
+) -> None:
+    replica, anchor, out = started(InOrder(by_round))
+    for round_ in (1, 1, 2, 3):
+        contribute(replica, out, steps=2, round_=round_)
+        replica.apply(anchor)
+    told = (
+        "round 2 begins with the same batch as the round before: batches() is called once a round, so let what it "
+        "yields depend on assignment.round or assignment.stream_seed, or most of the data is never read"
+    )
+    assert caplog.messages == ([] if by_round else [told])
+
+
 def train(
     replica: Replica, out: Vector, *, steps: int = 4, round_: int = 1, contribute: bool = True
 ) -> Contribution | Trained:
