@@ -70,7 +70,7 @@ from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, RE
 from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store, disk_errors, write_atomically
-from shoal.node.status import NodeView, left_in_order, node_record
+from shoal.node.status import NodeView, node_record
 from shoal.node.strategies.table import rounds_of
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, TrainerEvent, TrainerFailed
@@ -504,7 +504,7 @@ class Node:
             if change.kind == "revoked":
                 self.members.admission.check_own(self.parts.identity.peer_id)
             record = self.members.record_of(change.peer)
-            left = left_in_order(change, record)
+            left = self.members.left_in_order(change)
             called = self._claimed_name(change.peer)
             self.parts.events.write(
                 events.peer_event(change.kind, change.peer, left=left, why=change.why, called=called)

@@ -42,7 +42,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Consent
 from shoal.protocol.names import capability_of
 from shoal.protocol.records import NodeRecord, Phase
-from shoal.swarm.members import IDLE_PHASES, Change
+from shoal.swarm.members import IDLE_PHASES
 
 if TYPE_CHECKING:
     from shoal.node.dashboard.service import PageService
@@ -260,11 +260,6 @@ def _samples(sampled: Evaluated | None) -> SamplesStatus | None:
     if sampled is None:
         return None
     return SamplesStatus(round=sampled.round, texts={sample.prompt: sample.text for sample in sampled.samples})
-
-
-def left_in_order(change: Change, record: NodeRecord | None) -> bool:
-    """True if a peer that died had taken its leave."""
-    return change.kind == "died" and record is not None and record.phase == "leaving"
 
 
 def _rollbacks(consents: Mapping[PeerId, Consent]) -> list[RollbackStatus]:

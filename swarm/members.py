@@ -612,6 +612,11 @@ class Members:
         """True if a peer may become a member of the swarm, as far as is known here."""
         return self.admission.may_join(peer, self.book.get(peer))
 
+    def left_in_order(self, change: Change) -> bool:
+        """True if a peer that died had taken its leave."""
+        record = self.book.get(change.peer)
+        return change.kind == "died" and record is not None and record.phase == "leaving"
+
     def is_revoked(self, peer: PeerId) -> bool:
         """True if the authority has shut a peer out, or, while this node ran, the invite by which it had come."""
         return peer in self._shut_out or self.admission.is_revoked(peer, self.book.get(peer))

@@ -18,6 +18,18 @@ SWARM: tuple[Bug, ...] = (
         "trains=self.trains_alone, cut_off=False)",
     ),
     bug(
+        "of a machine without a network a join blames the members",
+        "tests/swarm/test_manifest_exchange.py::test_who_has_no_network_is_told_so_and_blames_no_member",
+        "if not found and is_cut_off():",
+        "if False:",
+    ),
+    bug(
+        "a founder whose members all left in good order is told to start them",
+        "tests/node/discovery/test_finding.py::test_founder_whose_members_all_took_their_leave_is_told_of_no_fault",
+        "wanted -= self._left",
+        "wanted -= set()",
+    ),
+    bug(
         "who was revoked is to be started again",
         "tests/protocol/test_no_quorum.py::test_who_was_revoked_is_not_to_be_started_again_but_forgotten",
         "missing = [peer for peer in missing if peer not in revoked]",
