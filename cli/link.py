@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from shoal.cli.status import ORDER_DEADLINE_S
-from shoal.cli.text import count, in_one_line
+from shoal.cli.text import count, in_one_line, note
 from shoal.node.control_client import NodeNotRunning, request
 from shoal.node.discovery.credentials import authority_key, revoke
 from shoal.node.loops.loop_messages import OWN_LOOP
@@ -24,6 +24,7 @@ from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite, parse_holder, when
 from shoal.protocol.manifest import load_manifest
+from shoal.protocol.no_quorum import forgetting
 from shoal.protocol.swarm_link import OWN_DATA, LinkInvite, SwarmLink, format_link, join_line, parse_link
 
 LINK_DEADLINE_S = 10.0
@@ -82,16 +83,15 @@ def link(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     typer.echo(join_line(reply.link, reply.workload, data=reply.data))
     if not reply.admits:
         how = "names who may join" if reply.admission == "allowlist" else "admits by invite: see `shoal invite`"
-        typer.echo(f"note: this link lets in nobody by itself; the swarm's manifest {how}", err=True)
+        note(f"this link lets in nobody by itself; the manifest {how}")
     if reply.data:
-        typer.echo(
-            "note: this node trains on data that --data names; whoever joins needs a copy, and names it in the place "
-            f"of {OWN_DATA}",
-            err=True,
+        note(
+            "this node trains on data that --data names; whoever joins needs a copy, and names it in the place of "
+            f"{OWN_DATA}"
         )
     _say_of_code(reply.workload, line=True)
     if len({parse_address(address).peer for address in parse_link(reply.link).addresses}) == 1:
-        typer.echo(f"note: {ONE_MEMBER}", err=True)
+        note(ONE_MEMBER)
 
 
 def invite(options: InviteOptions) -> None:
@@ -112,12 +112,10 @@ def invite(options: InviteOptions) -> None:
     typer.echo(format_link(made))
     whom = "whoever has this link may join" if bearer else f"{holder} may join"
     back = f"`shoal revoke {options.manifest} {holder}` takes it back"
-    typer.echo(f"note: {whom} until {when(expires)}; {back}", err=True)
+    note(f"{whom} until {when(expires)}; {back}")
     _say_of_code(manifest.workload.name)
     if not made.addresses:
-        typer.echo(
-            "note: it names no address, as no node runs here: join with `shoal run LINK --join ADDRESS`", err=True
-        )
+        note("it names no address, as no node runs here: join with `shoal run LINK --join ADDRESS`")
 
 
 def take_back(
@@ -136,12 +134,16 @@ def take_back(
             raise ConfigError(
                 f"the node on {data_dir} runs another swarm than that of {manifest}; give another --data-dir"
             )
-        request(data_dir, "revoke", *named, deadline_s=ORDER_DEADLINE_S)
+        reply = request(data_dir, "revoke", *named, deadline_s=ORDER_DEADLINE_S)
     except NodeNotRunning:
         revoke(data_dir, swarm, named)
         typer.echo(f"revoked {count(len(named), 'peer')}; the members hear of it when this node runs")
     else:
         typer.echo(f"revoked {count(len(named), 'peer')}; all members that are reached hear of it at once")
+        counted = reply.get("counted")
+        if counted and isinstance(counted, list):
+            whom = [in_one_line(str(peer)) for peer in counted]
+            note(f"revoked, and counted for a majority, which may be wanting now, until forgotten; {forgetting(whom)}")
 
 
 def _say_of_code(workload: str, *, line: bool = False) -> None:
@@ -153,12 +155,9 @@ def _say_of_code(workload: str, *, line: bool = False) -> None:
     if ":" in workload:
         allow = f"--allow-workload {shlex.quote(name)}"
         how = f"trust it: the line says {allow}" if line else f"trust it: {allow} behind the link"
-        typer.echo(f"note: this swarm trains {name}; whoever joins has to have that code, and to {how}", err=True)
+        note(f"this swarm trains {name}; whoever joins has to have that code, and to {how}")
     elif workload == OWN_LOOP:
-        typer.echo(
-            "note: this swarm's nodes train loops of their own: join(model, optimizer, 'shoal:…') takes the link",
-            err=True,
-        )
+        note("nodes of this swarm train loops of their own: join(model, optimizer, LINK) takes the link")
 
 
 def _ask_link(data_dir: Path) -> LinkReply:

@@ -129,7 +129,7 @@ class RunProgress:
                 text = fetched_text(event.done_bytes, event.total_bytes)
                 self._show_now(text, event.done_bytes / max(event.total_bytes, 1))
                 self._log_after(LONG_FETCH_S, text)
-            case StepsMade():
+            case StepsMade() if self._phase != "paused":  # what its trainer said last comes after the pause
                 text = f"round {event.round}: step {event.step} of {event.steps}"
                 self._show_now(f"{text}{self._certified}", event.step / event.steps)
                 self._log_after(LONG_ROUND_S, text)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+
+import typer
+
 from shoal.node.text import count, figure, quantity
 
-__all__ = ["count", "escaped", "figure", "in_one_line", "number", "quantity", "who_contributed"]
+__all__ = ["count", "escaped", "figure", "in_one_line", "note", "number", "quantity", "who_contributed"]
 
 LINE_LIMIT_CHARS = 4096
 
@@ -18,6 +22,11 @@ def escaped(text: str) -> str:
 def in_one_line(text: str) -> str:
     """`text` with line breaks turned into blanks, then `escaped`."""
     return escaped(" ".join(text.split()))
+
+
+def note(text: str) -> None:
+    """Print a note beside what is copied: quoted, so that a shell in which it is pasted too runs nothing of it."""
+    typer.echo(f"note: {shlex.quote(text)}", err=True)
 
 
 def number(value: float | None) -> str:

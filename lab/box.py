@@ -117,6 +117,11 @@ class Surroundings:
         return ()
 
     @staticmethod
+    def is_revoked(peer: PeerId) -> bool:
+        """Nobody is."""
+        return False
+
+    @staticmethod
     def may_join(peer: PeerId) -> bool:
         """Everyone may."""
         return True

@@ -14,6 +14,7 @@ from shoal.node.control_client import Check, Status
 from shoal.node.loops.attendance import AWAY, WAITS_MARK
 from shoal.node.text import count, fetched_text
 from shoal.protocol.amending import Setting, told_settings
+from shoal.protocol.no_quorum import forgetting
 from shoal.protocol.seats import turn_text
 from shoal.protocol.voting import VOTERS, FaultModel, are_enough
 
@@ -77,9 +78,10 @@ def _bans(status: Status) -> list[Check]:
 def _quorum(status: Status) -> list[Check]:
     missing, voters = status.missing, len(status.voters)
     here, lying = voters - len(missing), status.faults == "lying"
-    paused = [member for member in status.members if member.phase == "paused"]
+    paused = [member for member in status.members if member.phase == "paused" and status.paused]
     gone = sum(member.reach == "gone" for member in status.members)
-    if paused and len(status.members) > 1 and len(paused) + gone == len(status.members):
+    others_train = status.peers is not None and status.peers.states.get("training", 0) > 0
+    if paused and not others_train and len(status.members) > 1 and len(paused) + gone == len(status.members):
         whom = f"all {len(paused)} members here are paused" if len(paused) > 1 else "the only member here is paused"
         return [
             Check(
@@ -92,25 +94,34 @@ def _quorum(status: Status) -> list[Check]:
         ]
     if not missing:
         return [Check(name="Majority", state="ok", detail=f"{here} of {count(voters, 'voter')} here; rounds can end")]
-    one = len(missing) == 1
+    lost = [peer for peer in missing if peer not in status.revoked]
+    one = len(lost) == 1
     remedy = f"start {'the missing one' if one else 'those that are missing'} again where {'it' if one else 'they'} ran"
+    ways = [remedy] if lost else []
     of_voters, who = f"{here} of {count(voters, 'voter')}", _listed(missing)
     if are_enough(here, voters, FaultModel(status.faults)):
         return [
-            Check(name="Majority", state="warn", detail=f"rounds go on with {of_voters}, without {who}", remedy=remedy)
+            Check(
+                name="Majority",
+                state="warn",
+                detail=f"rounds go on with {of_voters}, without {who}",
+                remedy="; ".join(ways),
+            )
         ]
     wait = "may wait" if 2 * here == voters and not lying else "wait"  # of two halves, one has the casting vote
     quorum = "more than two thirds" if lying else "a majority"
-    if status.long_missing:
-        gone_for_good = " ".join(status.long_missing)
-        remedy += f"; silent for an hour, and if gone for good: `shoal rebase --forget {gone_for_good}` with the "
-        remedy += "authority's key"
+    silent = [peer for peer in status.long_missing if peer in lost]
+    if silent:
+        ways.append(f"silent for an hour, and if gone for good: {forgetting([*status.revoked, *silent])}")
+    if status.revoked:
+        ways.insert(0, f"revoked, and still counted: {forgetting(status.revoked)}")
+    meanwhile = "trains on alone meanwhile" if status.trains_alone else "trains nothing until then"
     return [
         Check(
             name="Majority",
             state="bad",
-            detail=f"rounds {wait} for {quorum}, {of_voters} here, without {who}; this node trains on alone meanwhile",
-            remedy=remedy,
+            detail=f"rounds {wait} for {quorum}, {of_voters} here, without {who}; this node {meanwhile}",
+            remedy="; ".join(ways),
         )
     ]
 
@@ -200,7 +211,8 @@ def _training(status: Status) -> Check:
         remedy = "" if WAITS_MARK in why else remedy
         return check(f"{why}; it votes and keeps the state, and trains nothing", remedy, state="warn", above=True)
     if status.phase == "no quorum":
-        return check("on alone, until there is a majority", state="warn")
+        doing = "trains on alone" if status.trains_alone else "trains nothing"
+        return check(f"{doing} until there is a majority", state="warn")
     if status.phase in ("joining", "leaving"):
         return check(status.doing)
     if status.rollouts is not None:

@@ -34,7 +34,7 @@ from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.options import CHECKPOINTS_KEPT
 from shoal.node.state.binding import check_free_for
-from shoal.node.state.disk_need import bytes_on_disk
+from shoal.node.state.disk_need import disk_need, existing_parent, megabytes
 from shoal.node.training.memory_need import trainer_bytes
 from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
@@ -58,8 +58,6 @@ FILES_ASKED: Final = 65_536
 CLOCK_READS: Final = 20_000
 CLOCK_STEP_LIMIT_S: Final = 0.01
 YEAR_2024_S: Final = 1_704_067_200
-BLOCK_BYTES: Final = 512
-"""Of `st_blocks`, whatever the file system's own are."""
 DAEMON_BYTES_PER_VALUE: Final = 12
 """Anonymous and shared memory at the peak of a round (`shoal bench memory`); what lies in files is the kernel's."""
 MEMORY_BASE_BYTES: Final = 1_000_000_000
@@ -335,12 +333,6 @@ def disk_speed(data_dir: Path, size: int = DISK_TEST_BYTES) -> Check:
     return Check(name="disk speed", ok=True, detail=f"{rate / 1e6:.0f} MB/s, synced, in {folder}", remedy=remedy)
 
 
-def existing_parent(folder: Path) -> Path:
-    """The folder itself, or the nearest above it that is there."""
-    folder = folder.absolute()
-    return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
-
-
 def lane(measure: Callable[[], float]) -> Check:
     """Measure how fast encrypted bulk data goes from this machine to itself: more than any network gives."""
     try:
@@ -488,19 +480,13 @@ def numel_here(data_dir: Path) -> int | None:
 
 def disk_space(wanted: Examination, numel: int | None) -> Check:
     """Check that there is room on disk for all that a node keeps, less what of it is there already."""
-    free = shutil.disk_usage(existing_parent(wanted.data_dir)).free
     manifest = wanted.manifest
     if numel is None or manifest is None or not manifest.strategy.certifies:
         unknown = manifest is not None and manifest.strategy.certifies
-        return Check(name="disk space", ok=True, detail=f"{_mb(free)} free{NEED_UNKNOWN if unknown else ''}")
-    mixes = manifest.sync.applied_mixing is not None
-    parts = bytes_on_disk(numel, manifest.sync.codec, wanted.checkpoints, manifest.inner.optimizer, mixes=mixes)
-    there = _bytes_under(wanted.data_dir)
-    needed = max(sum(parts.values()) - there, 0)
-    shown = ", ".join(f"{_mb(size)} {name}" for name, size in parts.items())
-    detail = f"{_mb(free)} free, up to {_mb(needed)} more needed ({shown}; {_mb(there)} are there already)"
-    remedy = "" if free >= needed else "make room, choose another --data-dir, or keep fewer checkpoints"
-    return Check(name="disk space", ok=free >= needed, detail=detail, remedy=remedy)
+        free = shutil.disk_usage(existing_parent(wanted.data_dir)).free
+        return Check(name="disk space", ok=True, detail=f"{megabytes(free)} free{NEED_UNKNOWN if unknown else ''}")
+    need = disk_need(wanted.data_dir, manifest, numel, wanted.checkpoints)
+    return Check(name="disk space", ok=need.fits, detail=need.text, remedy="" if need.fits else need.remedy)
 
 
 def bytes_in_memory(numel: int, optimizer: OptimizerName = "adamw") -> dict[str, int]:
@@ -510,21 +496,6 @@ def bytes_in_memory(numel: int, optimizer: OptimizerName = "adamw") -> dict[str,
         "daemon": numel * DAEMON_BYTES_PER_VALUE,
         "programs": MEMORY_BASE_BYTES,
     }
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"
-
-
-def _bytes_under(folder: Path) -> int:
-    """Bytes that files take of the disk there, each once whatever its number of names."""
-    sizes = {}
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # a running node removes files
-                known = os.lstat(os.path.join(place, name))
-                sizes[known.st_ino] = known.st_blocks * BLOCK_BYTES
-    return sum(sizes.values())
 
 
 def memory(report: TrialReport, optimizer: OptimizerName) -> Check:

@@ -63,6 +63,7 @@ from shoal.node.state.binding import bind
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
+from shoal.node.state.disk_need import disk_need
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.image_exchange import ImageExchange
 from shoal.node.state.resumption import Resumption
@@ -70,7 +71,7 @@ from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, RE
 from shoal.node.state.state_store import StateStore, StateStoreParts
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store, disk_errors, write_atomically
-from shoal.node.status import NodeView, left_in_order, node_record
+from shoal.node.status import NodeView, node_record
 from shoal.node.strategies.table import rounds_of
 from shoal.node.training.layouts import LAYOUT_PROTOCOL, Layouts
 from shoal.node.training.trainer import EarlyTrainer, Restarted, Trainer, TrainerEvent, TrainerFailed
@@ -415,9 +416,19 @@ class Node:
             logger.info("the trainer is ready, on %s", started.device)
             self.parts.events.write(events.TrainerStarted(device=started.device, import_s=round(started.import_s, 6)))
             self.layouts.know(layout)
+            if self.parts.config.manifest.strategy.certifies:
+                await self._look_at_disk(layout.numel)
             await self.parts.checkpoints.expect(layout)
             buffers = layout.buffer_chunks(self.parts.config.manifest.round.chunk_values)
             await self.rounds.run(numel=layout.numel, buffers=buffers)
+
+    async def _look_at_disk(self, numel: int) -> None:
+        """Tell the user, before any state is fetched, where the disk may not hold what this node keeps."""
+        config = self.parts.config
+        checkpoints = config.checkpoint_keep if config.checkpoint_every else 0
+        need = await trio.to_thread.run_sync(disk_need, config.data_dir, config.manifest, numel, checkpoints)
+        if not need.fits:
+            self.parts.on_progress(Notice(text=f"the disk may run full: {need.text}; {need.remedy}"))
 
     def _abandoned(self) -> None:
         self.parts.on_progress(Notice(text="no training loop has attached for long; leaving the swarm"))
@@ -494,7 +505,7 @@ class Node:
             if change.kind == "revoked":
                 self.members.admission.check_own(self.parts.identity.peer_id)
             record = self.members.record_of(change.peer)
-            left = left_in_order(change, record)
+            left = self.members.left_in_order(change)
             called = self._claimed_name(change.peer)
             self.parts.events.write(
                 events.peer_event(change.kind, change.peer, left=left, why=change.why, called=called)

@@ -42,7 +42,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Consent
 from shoal.protocol.names import capability_of
 from shoal.protocol.records import NodeRecord, Phase
-from shoal.swarm.members import IDLE_PHASES, Change
+from shoal.swarm.members import IDLE_PHASES
 
 REACHES: dict[Reach, str] = {"self": "self", "direct": "direct", "detour": "through others", "suspect": "silent"}
 """How a member is reached, in the words of the status; in no other way it is gone."""
@@ -169,6 +169,8 @@ class NodeView:
             alerts=[*parts.standstill.alerts, *self._finding.alerts],
             missing=missing,
             long_missing=parts.members.long_silent(missing),
+            revoked=[str(peer) for peer in standing.missing if parts.members.is_revoked(peer)],
+            trains_alone=standing.trains_alone,
             names={row.peer: row.name for row in peers if row.name},
             loss=training.metric,
             metric="" if training.metric is None else training.metric_name,
@@ -262,11 +264,6 @@ def _samples(sampled: Evaluated | None) -> SamplesStatus | None:
     if sampled is None:
         return None
     return SamplesStatus(round=sampled.round, texts={sample.prompt: sample.text for sample in sampled.samples})
-
-
-def left_in_order(change: Change, record: NodeRecord | None) -> bool:
-    """True if a peer that died had taken its leave."""
-    return change.kind == "died" and record is not None and record.phase == "leaving"
 
 
 def _rollbacks(consents: Mapping[PeerId, Consent]) -> list[RollbackStatus]:

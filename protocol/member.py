@@ -263,6 +263,12 @@ class Member:
         return "paused" if self._here.paused else self.machine.phase.value
 
     @property
+    def trains_alone(self) -> bool:
+        """True if its trainer goes on without a quorum, which one does that has something to contribute already."""
+        here = self._here
+        return not (here.waits_alone or self._trains_nothing) and (here.made or not here.resting)
+
+    @property
     def stands_still(self) -> bool:
         """True if something forbids it to sign, as far as was looked."""
         return self._still is not None
@@ -935,7 +941,9 @@ class Member:
             machine, self._now, contributed=here.made, may_train=may_train, resting=here.resting
         )
         if advice.say_no_quorum and self.missing():
-            yield Tell(no_quorum(self.missing(), waits=here.waits_alone, cut_off=here.cut_off))
+            missing = self.missing()
+            revoked = [peer for peer in missing if here.is_revoked(peer)]
+            yield Tell(no_quorum(missing, revoked=revoked, trains=self.trains_alone, cut_off=here.cut_off))
         if advice.train_on and not here.waits_alone:
             yield Train(contribute=False)
         if advice.contribute_after_all:

@@ -12,7 +12,7 @@ it is another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from shoal.protocol.identity import PeerId
@@ -24,17 +24,27 @@ NAMED_LIMIT = 6
 """Missing members that a warning names; of more the number is told."""
 
 
-def no_quorum(missing: Sequence[PeerId], *, waits: bool, cut_off: bool) -> str:
-    """Warning for the user. waits: this node cannot train on meanwhile. cut_off: this machine has no network.
+def no_quorum(missing: Sequence[PeerId], *, revoked: Collection[PeerId], trains: bool, cut_off: bool) -> str:
+    """Warning for the user. revoked: those missing whom the authority shut out. trains: this node does meanwhile.
 
-    Nobody is gone for good after seconds: that there is a way on without them, status says of who is silent for long.
+    cut_off: this machine has no network. Whom nobody revoked is not gone for good after seconds: that there is a way on
+    without them, status says of who is silent for long.
     """
-    meanwhile = "waiting" if waits else "training on locally"
+    meanwhile = "training on locally" if trains else "waiting, and training nothing until there is one"
     if cut_off:
         return f"no quorum, {meanwhile}: this machine has no network, and the others may be well"
-    help = "if some are gone for good, `shoal status` says what there is"
-    more = f" and {len(missing) - NAMED_LIMIT} more" if len(missing) > NAMED_LIMIT else ""
-    return f"no quorum, {meanwhile}; start these members again: {', '.join(missing[:NAMED_LIMIT])}{more}; {help}"
+    ways = [f"revoked, and still counted; {forgetting(sorted(revoked))}"] if revoked else []
+    missing = [peer for peer in missing if peer not in revoked]
+    if missing:
+        more = f" and {len(missing) - NAMED_LIMIT} more" if len(missing) > NAMED_LIMIT else ""
+        ways.append(f"start these members again: {', '.join(missing[:NAMED_LIMIT])}{more}")
+        ways.append("if some are gone for good, `shoal status` says what there is")
+    return "; ".join((f"no quorum, {meanwhile}", *ways))
+
+
+def forgetting(peers: Sequence[str]) -> str:
+    """Tell the user how rounds go on without peers, and where: of those who are gone for good, and of the revoked."""
+    return f"to go on without: `shoal rebase --forget {' '.join(peers)}` at the node with the authority's key"
 
 
 def abstaining(round: int) -> str:

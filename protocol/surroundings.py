@@ -111,6 +111,10 @@ class Surroundings(Protocol):
         """True if this machine has no network, and whom it does not hear may be well."""
         ...
 
+    def is_revoked(self, peer: PeerId) -> bool:
+        """True if the swarm's authority has shut a peer out, as far as is known here."""
+        ...
+
     def bound_in(self, position: Position) -> Iterable[DurableRecord]:
         """Records on disk of what this node bound itself to in a round."""
         ...

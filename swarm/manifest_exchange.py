@@ -28,6 +28,7 @@ from shoal.protocol.swarm_link import SwarmLink
 from shoal.protocol.wire import SwarmId, canonical, decode
 from shoal.swarm.host import Host, as_a_stranger
 from shoal.swarm.questions import REQUEST_DEADLINE_S, hear
+from shoal.swarm.reaching.networks import has_network, is_loopback
 from shoal.swarm.streams import MessageStream
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ async def fetch_manifest(
 
     It is asked for under a key made for that, so nobody is told who will join. `on_wait` is called once, if it takes
     longer than TELL_AFTER_S. locally: where it looks for members on the local network, who are asked as well. Raises
-    ConfigError where the link names nobody, NetworkError, with what the peers said last, where none has it.
-    Cancellation leaves nothing behind.
+    ConfigError where the link names nobody, NetworkError where none has it: with what the peers said last, or that this
+    machine has no network, which both say. Cancellation leaves nothing behind.
     """
     by_peer: dict[PeerId, list[str]] = {}
     for text in link.addresses:
@@ -119,6 +120,9 @@ async def fetch_manifest(
     ends_at = trio.current_time() + deadline_s
     found: list[Manifest] = []
     reasons: list[str] = []
+
+    def is_cut_off() -> bool:
+        return not (has_network() or all(is_loopback(parse_address(text).host) for text in link.addresses))
 
     async def ask(host: Host, asking: trio.CancelScope, peer: PeerId, addresses: list[str]) -> None:
         async def once(try_s: float) -> Manifest:
@@ -140,7 +144,7 @@ async def fetch_manifest(
 
     async def ask_all(host: Host) -> None:
         async with trio.open_nursery() as outer:
-            outer.start_soon(_tell_later, deadline_s, on_wait)
+            outer.start_soon(_tell_later, deadline_s, on_wait, is_cut_off)
             async with trio.open_nursery() as nursery:
                 for peer, addresses in by_peer.items():
                     nursery.start_soon(ask, host, nursery.cancel_scope, peer, addresses)
@@ -149,17 +153,20 @@ async def fetch_manifest(
             outer.cancel_scope.cancel()
 
     await as_a_stranger(ask_all)
+    if not found and is_cut_off():
+        raise NetworkError("this machine has no network; connect it, and use the same link again")
     if not found:
         raise NetworkError(
-            f"none of the {len(by_peer)} members that the link names or this network has gives the manifest; ask for a "
-            f"fresh link (`shoal link` at a member), or check the network: {'; '.join(reasons[:REASONS_SHOWN])}"
+            "no member that the link names or this network has gives the manifest; ask for a fresh link (`shoal link` "
+            f"at a member), or check the network: {'; '.join(reasons[:REASONS_SHOWN])}"
         )
     return found[0]
 
 
-async def _tell_later(deadline_s: float, on_wait: Callable[[str], None]) -> None:
+async def _tell_later(deadline_s: float, on_wait: Callable[[str], None], is_cut_off: Callable[[], bool]) -> None:
     await trio.sleep(TELL_AFTER_S)
-    on_wait(f"no member that the link names has given the manifest yet; asking again, for {deadline_s:.0f} s in all")
+    why = "this machine has no network" if is_cut_off() else "no member that the link names has given the manifest yet"
+    on_wait(f"{why}; asking again, for {deadline_s:.0f} s in all")
 
 
 async def ask_again(ask: Callable[[float], Awaitable[Manifest]], ends_at: float, rng: random.Random) -> Manifest:

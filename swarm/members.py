@@ -194,6 +194,8 @@ class Members:
         host.comes_first = lambda peer: self.rank(peer) is Rank.FIRST
         self._vouched = manifest.swarm.admission != "open"  # who is linked is somebody whom the swarm chose
         self._last_seen = LastSeen(-math.inf)
+        self._shut_out: set[PeerId] = set()
+        """Those parted from: of who came with an invite that was revoked, the record that says so is forgotten."""
         self._redials = TokenBucket(REDIALS_PER_S, REDIALS_BURST)
         self.machine = MembershipMachine(
             me=self._me,
@@ -350,6 +352,7 @@ class Members:
             self.changes.put(Change("revoked", self._me))
         known = {*self._dialling.known(), *self.links.linked(), *self.links.resting()} - {self._me}
         for peer in sorted(peer for peer in known if self.admission.is_revoked(peer, self.book.get(peer))):
+            self._shut_out.add(peer)
             self.changes.put(Change("revoked", peer))
             self.links.drop(peer, "the swarm's authority took its admission back", last_word=True)
             self._carry_out(self.machine.connection_lost(peer, trio.current_time(), confirmed=True))
@@ -608,6 +611,15 @@ class Members:
     def may_join(self, peer: PeerId) -> bool:
         """True if a peer may become a member of the swarm, as far as is known here."""
         return self.admission.may_join(peer, self.book.get(peer))
+
+    def left_in_order(self, change: Change) -> bool:
+        """True if a peer that died had taken its leave."""
+        record = self.book.get(change.peer)
+        return change.kind == "died" and record is not None and record.phase == "leaving"
+
+    def is_revoked(self, peer: PeerId) -> bool:
+        """True if the authority has shut a peer out, or, while this node ran, the invite by which it had come."""
+        return peer in self._shut_out or self.admission.is_revoked(peer, self.book.get(peer))
 
     def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:
         """Take what a peer said to the whole swarm, as it came through another."""

@@ -109,6 +109,7 @@ class Finding:
         self._changed = trio.Event()  # the book is not what is on disk
         self._alone = trio.Event()  # the last link was lost
         self._moved = trio.Event()  # this machine is in another network
+        self._left: set[PeerId] = set()  # of whom it would look for, those who took their leave
         self._alone_since: float | None = None
         self._failed: dict[str, str] = {}  # by address that the user named
         self.book = read_book(self._path)
@@ -135,7 +136,10 @@ class Finding:
 
     def heard(self, change: Change) -> None:
         """Take note of a change of a peer: linked, lost or revoked."""
-        if change.kind == "linked":
+        if self._members.left_in_order(change):
+            self._left = {*self._left, change.peer} & self._members.admission.first()
+        elif change.kind == "linked":
+            self._left.discard(change.peer)
             self._refusals.pop(change.peer, None)
             self._note(change.peer)
             self._alone_since = None
@@ -157,6 +161,7 @@ class Finding:
     def alerts(self) -> list[str]:
         """A line for the user while this node has looked for others for ALONE_S, and is linked with nobody."""
         wanted = self._members.admission.first() - {self._host.peer_id} - _key_alone(self._config.manifest.swarm)
+        wanted -= self._left
         seconds = 0.0 if self._alone_since is None else trio.current_time() - self._alone_since
         if seconds < ALONE_S or not wanted or self._links.linked():
             return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import trio
 
@@ -13,8 +13,10 @@ from shoal.node.discovery.credentials import kept_invite, revoke
 from shoal.node.parts import Parts
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import parse_holder
 from shoal.protocol.swarm_link import ADDRESSES_LIMIT, PEERS_LIMIT, SwarmLink, format_link
+from shoal.protocol.voting import FaultModel, are_enough
 
 
 def link_handlers(parts: Parts) -> Mapping[str, Handler]:
@@ -48,12 +50,28 @@ def link_orders(parts: Parts) -> Mapping[str, Order]:
     """The op `revoke`."""
 
     async def take_back(peers: Sequence[str]) -> Mapping[str, JsonValue]:
+        """Shut peers out. counted: voters among them that hold up the others until they are forgotten."""
         named = {parse_holder(text) for text in peers}
         revocations = await trio.to_thread.run_sync(revoke, parts.store.folder, parts.config.manifest, named)
         parts.members.revoke(revocations)
-        return {"version": revocations.version, "revoked": len(revocations.peers)}
+        here = {*parts.members.alive(), parts.identity.peer_id}
+        certifies, chain = parts.config.manifest.strategy.certifies, parts.chain
+        out = [peer for peer in chain.voters if certifies and parts.members.is_revoked(peer)]
+        return {
+            "version": revocations.version,
+            "revoked": len(revocations.peers),
+            "counted": holding_up(out, here, chain.voters, chain.voting.faults),
+        }
 
     return {"revoke": take_back}
+
+
+def holding_up(
+    revoked: Collection[PeerId], here: Collection[PeerId], voters: Collection[PeerId], faults: FaultModel
+) -> list[str]:
+    """The voters that are revoked, if those who are here are no majority as long as these are counted; else none."""
+    present = set(here).intersection(voters).difference(revoked)
+    return [] if are_enough(len(present), len(voters), faults) else sorted(str(peer) for peer in revoked)
 
 
 def link_addresses(parts: Parts) -> list[str]:

@@ -28,7 +28,8 @@ from shoal.swarm.links import Links
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
     """`traffic_bytes` gives the counts that go into the event log; `suspected` is who may be gone, `leaving` who says
-    that it is about to; `announce` publishes this node's record; `may_join` is whether the swarm lets a peer in.
+    that it is about to; `announce` publishes this node's record; `may_join` is whether the swarm lets a peer in,
+    `is_revoked` whether its authority shut one out.
 
     caps: of its user's on what is uploaded and downloaded, in bytes/s.
     elsewhere: carries out requests about who may be linked soon, the places where a peer may be, and what somebody will
@@ -59,6 +60,7 @@ class EngineParts:
     caps: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
     checkpoint: Checkpoint | None = None
     may_join: Callable[[PeerId], bool] = lambda peer: True
+    is_revoked: Callable[[PeerId], bool] = lambda peer: False
     is_follower: bool = False
     cut_off: Callable[[], bool] = lambda: False
     enlist: Callable[[PeerId, Enlist], None] = lambda peer, message: None

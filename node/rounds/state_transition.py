@@ -121,12 +121,13 @@ class StateTransition:
         kept_s = await trio.to_thread.run_sync(self._p.audit.applied, value.term, finals)
         times = {"reduce_s": candidate.seconds, "total_s": seconds, "kept_s": kept_s}
         self._p.log.certified(certificate, finals, times=times, traffic=self._p.traffic_bytes())
+        idle = self._p.training_client.paused and self._p.identity.peer_id not in finals.counted
         self._p.on_progress(
             RoundCertified(
                 round=value.round,
                 members=len(value.members),
                 contributors=len(finals.counted),
-                loss=self._p.training_client.loss,
+                loss=None if idle else self._p.training_client.loss,
                 seconds=seconds,
                 held_out=self._p.training_client.held_out,
                 loss_metric=self._p.training_client.loss_metric,

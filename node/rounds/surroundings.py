@@ -123,6 +123,10 @@ class NodeSurroundings:
         """Peers that can be told something."""
         return self._p.links.linked()
 
+    def is_revoked(self, peer: PeerId) -> bool:
+        """True if the authority has shut a peer out."""
+        return self._p.is_revoked(peer)
+
     def may_join(self, peer: PeerId) -> bool:
         """True if the swarm lets a peer in."""
         return self._p.may_join(peer)

@@ -19,6 +19,11 @@ where rounds are shorter than ten times what a state takes to write, there are m
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from shoal.node.audits.auditing import CONTRIBUTIONS_KEPT
@@ -26,7 +31,7 @@ from shoal.node.reporting.event_files import EVENT_LOG_LIMIT_BYTES
 from shoal.node.state.states import FINALS_DISK_BYTES, FINALS_KEPT, FINALS_MIN, STATES_KEPT
 from shoal.node.state.store import AGREEMENT_LOG_LIMIT_BYTES
 from shoal.node.training.memory_need import MOMENT_BYTES
-from shoal.protocol.manifest import OptimizerName
+from shoal.protocol.manifest import Manifest, OptimizerName
 
 STATE_BYTES: Final = 8
 """Of a value in a certified state: the parameter and the outer optimizer's momentum in fp32."""
@@ -42,6 +47,70 @@ RESIDUAL_BYTES: Final = 4
 """Of the fragments that a round is not of, where there are any."""
 WORK_FILES: Final = 3
 """Moments with a contribution, or with what was learnt since: of a round, in place amid the next, and being written."""
+
+
+BLOCK_BYTES: Final = 512
+"""Of `st_blocks`, whatever the file system's own are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskNeed:
+    """Bytes that a node will take. parts: at the most, by kind. there: so many its folder takes; free: of its disk."""
+
+    parts: dict[str, int]
+    there: int
+    free: int
+
+    remedy = "make room, choose another --data-dir, or keep fewer checkpoints"
+
+    @property
+    def more(self) -> int:
+        """Bytes beside those that are there."""
+        return max(sum(self.parts.values()) - self.there, 0)
+
+    @property
+    def fits(self) -> bool:
+        """True if there is room for all of it."""
+        return self.free >= self.more
+
+    @property
+    def text(self) -> str:
+        """What is free and what is needed, for the user."""
+        shown = ", ".join(f"{megabytes(size)} {name}" for name, size in self.parts.items())
+        needed = f"up to {megabytes(self.more)} more needed ({shown}; {megabytes(self.there)} are there already)"
+        return f"{megabytes(self.free)} free, {needed}"
+
+
+def disk_need(folder: Path, manifest: Manifest, numel: int, checkpoints: int) -> DiskNeed:
+    """Bytes that a node on a data folder, which need not be there, takes of its disk with a model of `numel` values."""
+    mixes = manifest.sync.applied_mixing is not None
+    return DiskNeed(
+        parts=bytes_on_disk(numel, manifest.sync.codec, checkpoints, manifest.inner.optimizer, mixes=mixes),
+        there=_bytes_under(folder),
+        free=shutil.disk_usage(existing_parent(folder)).free,
+    )
+
+
+def existing_parent(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that is there."""
+    folder = folder.absolute()
+    return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+
+
+def megabytes(size: int) -> str:
+    """`1,234 MB`."""
+    return f"{size / 1e6:,.0f} MB"
+
+
+def _bytes_under(folder: Path) -> int:
+    """Bytes that files take of the disk there, each once whatever its number of names."""
+    sizes = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # a running node removes files
+                known = os.lstat(os.path.join(place, name))
+                sizes[known.st_ino] = known.st_blocks * BLOCK_BYTES
+    return sum(sizes.values())
 
 
 def bytes_at_least(numel: int, codec: str) -> int:

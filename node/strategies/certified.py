@@ -46,6 +46,7 @@ def engine_parts(parts: Parts) -> EngineParts:
         leaving=parts.members.leaving,
         announce=parts.members.announce,
         may_join=parts.members.may_join,
+        is_revoked=parts.members.is_revoked,
         on_progress=parts.on_progress,
         elsewhere={
             **parts.chain_places.performers,
@@ -134,6 +135,7 @@ class CertifiedRounds(Rounds):
             faults=self._p.chain.voting.faults,
             digest=None if state is None else self._p.cache.digest(state).hex(),
             missing=self._engine.member.missing(),
+            trains_alone=self._engine.member.trains_alone,
             rollbacks={} if machine is None else machine.consents(),
             amendments={} if machine is None else machine.amend_consents(),
             amended=self._p.chain.amended(head.next_round),

@@ -71,7 +71,7 @@ class Standing:
     members: whose rounds these are, this node among them. voters: who decides them, where anything is decided; faults:
     what of them that withstands. amended: the settings in force where they were amended. turn_in_rounds: in how many
     rounds this node has a seat; None where seats are for all, or it is no member. outside: its place, where it waits
-    outside for one.
+    outside for one. trains_alone: whether its trainer goes on where there is no quorum.
     """
 
     term: Term
@@ -81,6 +81,7 @@ class Standing:
     faults: FaultModel = FaultModel.CRASH
     digest: str | None = None
     missing: Sequence[PeerId] = ()
+    trains_alone: bool = False
     rollbacks: Mapping[PeerId, Consent] = field(default_factory=dict)
     amendments: Mapping[PeerId, AmendConsent] = field(default_factory=dict)
     amended: Manifest | None = None

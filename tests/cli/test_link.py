@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import shutil
 import stat
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from shoal.cli.joining import follow_link, read_link
 from shoal.cli.link import LIFETIME_LIMIT_DAYS, ONE_MEMBER, parse_lifetime
 from shoal.cli.main import execute
+from shoal.cli.text import note
 from shoal.node.discovery.credentials import admission_of, kept_revocations
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
@@ -69,7 +72,7 @@ def test_link_of_a_running_node_is_all_that_another_needs(tmp_path: Path, capsys
         assert out == f"shoal run '{text}'\n"  # in a pipe too
         link = parse_link(text)
         assert (link.swarm, link.addresses, link.invite) == (swarm.manifest.swarm_id, (founder.address,), None)
-        assert said == f"note: {ONE_MEMBER}\n"
+        assert said == f"note: '{ONE_MEMBER}'\n"
 
         second = newcomer(swarm, "second", f"shoal run '{text}'")  # quoted as one
         began = time.time()
@@ -209,6 +212,37 @@ def test_revocations_without_a_node_are_kept_and_grow(closed: Path, capsys: pyte
     assert "the authority cannot revoke itself" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("counted", [[], ["12D3gone"]])
+def test_revoked_voter_whom_a_majority_takes_is_said_to_be_counted_until_it_is_forgotten(
+    closed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, counted: list[str]
+) -> None:
+    manifest = load_manifest(closed)
+    link = format_link(SwarmLink(swarm=manifest.swarm_id, addresses=(NOWHERE,)))
+    reply = {"link": link, "admits": False, "admission": "invite", "version": 1, "revoked": 1, "counted": counted}
+    monkeypatch.setattr("shoal.cli.link.request", lambda *arguments, **settings: reply)
+    peer = Identity.generate().peer_id
+    assert execute(["revoke", str(closed), peer, "--data-dir", str(closed.parent / "node0")]) == 0
+    out, err = capsys.readouterr()
+    assert out == "revoked 1 peer; all members that are reached hear of it at once\n"
+    assert ("until forgotten; to go on without: `shoal rebase --forget 12D3gone`" in err) == bool(counted)
+    assert bool(err) == bool(counted)
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash", "zsh"])
+def test_note_that_is_pasted_in_a_shell_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shell: str
+) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"no {shell} here")
+    note("`touch ran`; $(touch ran) until 'now' & touch ran > ran # (see \"it\")")
+    note(ONE_MEMBER)
+    said = capsys.readouterr().err
+    assert said.count("\n") == said.count("note: ") == 2
+    subprocess.run([program], input=said, cwd=tmp_path, text=True, capture_output=True, timeout=30, check=False)
+    assert not list(tmp_path.iterdir())
+
+
 # -- links that lead nowhere: what `shoal run` says ------------------------------------------------------------
 
 
@@ -242,7 +276,7 @@ def test_link_to_members_that_are_gone_is_waited_for_and_says_what_to_ask_for(
     asking, waiting, said = err.splitlines()
     assert asking.endswith("shoal.progress: asking for the manifest whom the link names")
     assert "shoal.progress: no member that the link names has given the manifest yet; asking again" in waiting
-    assert "none of the 1 members that the link names or this network has gives the manifest; ask for a fresh" in said
+    assert "no member that the link names or this network has gives the manifest; ask for a fresh" in said
     assert not (tmp_path / "guest").exists()
 
 
@@ -273,8 +307,12 @@ def test_line_on_standard_input_allows_no_code(
     ("workload", "options", "said"),
     [
         ("text", "", ""),
-        ("own-loop", "", "note: this swarm's nodes train loops of their own: join(model, optimizer, 'shoal:…') takes"),
-        ("sine:Sine", " --allow-workload sine:Sine", "note: this swarm trains sine:Sine; whoever joins has to have"),
+        (
+            "own-loop",
+            "",
+            "note: 'nodes of this swarm train loops of their own: join(model, optimizer, LINK) takes the link'",
+        ),
+        ("sine:Sine", " --allow-workload sine:Sine", "note: 'this swarm trains sine:Sine; whoever joins has to have"),
     ],
 )
 def test_line_says_what_code_the_swarm_trains(
@@ -294,7 +332,7 @@ def test_line_says_what_code_the_swarm_trains(
     *of_code, of_members = err.splitlines()
     assert "".join(of_code).startswith(said)
     assert bool(of_code) is bool(said)
-    assert of_members == f"note: {ONE_MEMBER}"
+    assert of_members == f"note: '{ONE_MEMBER}'"
 
 
 def test_line_of_a_node_with_data_of_its_users_asks_for_a_copy(
@@ -306,7 +344,7 @@ def test_line_of_a_node_with_data_of_its_users_asks_for_a_copy(
     assert execute(["link", "--data-dir", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert out == f"shoal run '{text}' --data YOUR_TEXT\n"
-    assert err.startswith("note: this node trains on data that --data names; whoever joins needs a copy")
+    assert err.startswith("note: 'this node trains on data that --data names; whoever joins needs a copy")
 
 
 @pytest.mark.parametrize("given", [b"", b"\n", b"swarm.toml\n", b"\xff\n", b"x" * (1 << 20)])

@@ -168,6 +168,17 @@ def test_a_long_fetch_and_a_long_round_say_how_far_they_are_now_and_then(caplog:
     assert said(PhaseChanged(phase="train", round=5), 229.0) == []
 
 
+def test_what_the_trainer_says_last_does_not_hide_a_pause() -> None:
+    shown = list[str]()
+    tell = RunProgress(lambda text, share=None: shown.append(text))
+    tell(PhaseChanged(phase="paused", round=4))
+    tell(StepsMade(round=4, step=39, steps=100))
+    assert shown == ["round 4: paused"]
+    tell(PhaseChanged(phase="train", round=5))
+    tell(StepsMade(round=5, step=1, steps=100))
+    assert shown[-1] == "round 5: step 1 of 100"
+
+
 class Terminal(io.StringIO):
     """A stderr that says it is a terminal."""
 

@@ -170,6 +170,6 @@ def test_link_says_what_else_a_swarm_of_its_founder_s_code_takes(capsys: pytest.
     assert capsys.readouterr() == ("", "")
     _say_of_code("sine:Sine")
     assert capsys.readouterr().err == (
-        "note: this swarm trains sine:Sine; whoever joins has to have that code, "
-        "and to trust it: --allow-workload sine:Sine behind the link\n"
+        "note: 'this swarm trains sine:Sine; whoever joins has to have that code, "
+        "and to trust it: --allow-workload sine:Sine behind the link'\n"
     )

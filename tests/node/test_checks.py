@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -51,7 +52,7 @@ def checks_of(**changes: Any) -> dict[str, Check]:
     ],
 )
 def test_missing_quorum_is_explained(voters: str, missing: str, faults: str, effect: str) -> None:
-    check = checks_of(voters=list(voters), missing=list(missing), faults=faults)["Majority"]
+    check = checks_of(voters=list(voters), missing=list(missing), faults=faults, trains_alone=True)["Majority"]
     assert check.state == "bad"
     assert check.detail == f"{effect} this node trains on alone meanwhile"
     assert check.remedy == "start those that are missing again where they ran", "any may have been heard of just now"
@@ -66,24 +67,47 @@ def test_rounds_that_go_on_without_somebody_say_so_and_ask_for_nothing_grave() -
     assert "Majority" not in checks_of(voters=[], members=[], phase="joining"), "it knows of none yet"
 
 
+def test_who_was_revoked_is_to_be_forgotten_at_once_and_never_started_again() -> None:
+    key = "at the node with the authority's key"
+    check = checks_of(missing=["B", "C"], revoked=["B", "C"])["Majority"]
+    assert check.remedy == f"revoked, and still counted: to go on without: `shoal rebase --forget B C` {key}"
+    check = checks_of(missing=["B", "C"], revoked=["B"], long_missing=["B", "C"])["Majority"]
+    assert check.remedy == (
+        f"revoked, and still counted: to go on without: `shoal rebase --forget B` {key}; start the missing one again "
+        f"where it ran; silent for an hour, and if gone for good: to go on without: `shoal rebase --forget B C` {key}"
+    )
+    assert checks_of(missing=["B"], revoked=["B"])["Majority"].remedy == "", "the others go on, and drop it"
+
+
+def test_a_node_that_waits_without_a_majority_does_not_say_that_it_trains() -> None:
+    for trains, detail in ((True, "trains on alone"), (False, "trains nothing")):
+        checks = checks_of(missing=["B", "C"], phase="no quorum", trains_alone=trains)
+        assert checks["Training"].detail == f"{detail} until there is a majority"
+        assert ("trains on alone" in checks["Majority"].detail) == trains
+
+
 def test_only_members_silent_for_an_hour_are_said_to_be_forgettable() -> None:
     remedy = checks_of(missing=["B", "C"], long_missing=["C"])["Majority"].remedy
     assert remedy.endswith(
-        "silent for an hour, and if gone for good: `shoal rebase --forget C` with the authority's key"
+        "silent for an hour, and if gone for good: to go on without: `shoal rebase --forget C` at the node with the "
+        "authority's key"
     )
 
 
 def test_rounds_that_stand_since_all_are_paused_do_not_ask_for_who_has_left() -> None:
     paused = [MemberStatus(peer_id=peer, phase="paused", tokens_per_s=None, reach="direct") for peer in "ABC"]
     gone = MemberStatus(peer_id="D", phase="missing", tokens_per_s=None, reach="gone")
-    check = checks_of(members=[*paused, gone], voters=list("ABCD"), missing=["D"])["Majority"]
+    here = partial(checks_of, phase="paused")
+    check = here(members=[*paused, gone], voters=list("ABCD"), missing=["D"])["Majority"]
     assert check.text == "rounds stand: all 3 members here are paused; `shoal resume` at any of them goes on"
     assert check.above
     one = checks_of(members=[*paused[:2], STATUS.members[2]])["Majority"]
     assert one.state == "ok"
-    left_alone = checks_of(members=[paused[0], gone], voters=["A", "D"], missing=["D"])["Majority"]
+    newcomer = checks_of(members=[*paused, gone], voters=list("ABCD"), missing=["D"])["Majority"]
+    assert newcomer.detail == "rounds go on with 3 of 4 voters, without D", "it contributes, and paused members vote"
+    left_alone = here(members=[paused[0], gone], voters=["A", "D"], missing=["D"])["Majority"]
     assert left_alone.detail == "rounds stand: the only member here is paused"
-    assert checks_of(members=paused[:1], voters=["A"])["Majority"].state == "ok", "its own pause is told anyway"
+    assert here(members=paused[:1], voters=["A"])["Majority"].state == "ok", "its own pause is told anyway"
 
 
 @pytest.mark.parametrize(

@@ -350,6 +350,8 @@ def test_a_full_disk_and_a_workload_that_raises_end_their_nodes_and_no_other(tmp
         swarm.start_together(node1=["--data", str(order)])
         for node in swarm.nodes:
             node.certified(2)
+            assert ("the disk may run full: 1" in node.log) == (node is full), "as soon as the model is known"
+        assert full.log.index("may run full") < full.log.index("round 1 certified")
         fill(disk)
         assert full.wait_exit() == 1
         assert_one_line(full.log, f"the disk under {disk}", "is full; free some space or choose another --data-dir")

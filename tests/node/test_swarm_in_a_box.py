@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from shoal.collectives.finals import FinalFormat, Finals
-from shoal.node.outcome import Notice, TakesPart
+from shoal.node.outcome import Notice, RoundCertified, TakesPart
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state import store as store_module
 from shoal.node.training.trainer_messages import Command, Restore
@@ -18,7 +18,7 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.effects import Effect
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import Amend, GoBack, Reduced
+from shoal.protocol.inputs import Amend, GoBack, Reduced, SetPaused
 from shoal.protocol.messages import Certificate, Consent, Message, Ready, Report, Term, Value
 from shoal.protocol.planning import CONTRIBUTOR, RoundSettings
 from shoal.protocol.round import RoundMachine
@@ -83,6 +83,23 @@ def test_who_has_no_quorum_blames_nobody_where_its_own_machine_has_no_network(
         await box.until_round(alone.round + 1)
 
     Box(tmp_path, disks).run(course)
+
+
+def test_who_is_paused_tells_no_loss_of_rounds_that_it_adds_nothing_to(tmp_path: Path, disks: Disks) -> None:
+    box = Box(tmp_path, disks)
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(2)
+        life = box.node(0)
+        life.engine.put(SetPaused(True))
+        await box.until_round(life.round + 4)
+        told = [event for event in life.told if isinstance(event, RoundCertified)]
+        added = [str(life.peer) not in event.missing for event in told]
+        assert [event.loss is not None for event in told] == added
+        assert (added[0], added[-1]) == (True, False)
+
+    box.run(course)
 
 
 def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) -> None:

@@ -116,8 +116,26 @@ PAGE: tuple[Bug, ...] = (
     bug(
         "a member that was heard of just now is said to be forgettable",
         "tests/node/test_checks.py::test_only_members_silent_for_an_hour_are_said_to_be_forgettable",
-        'gone_for_good = " ".join(status.long_missing)',
-        'gone_for_good = " ".join(missing)',
+        "silent = [peer for peer in status.long_missing if peer in lost]",
+        "silent = lost",
+    ),
+    bug(
+        "a newcomer that trains is told that rounds stand",
+        "tests/node/test_checks.py::test_rounds_that_stand_since_all_are_paused_do_not_ask_for_who_has_left",
+        'if member.phase == "paused" and status.paused]',
+        'if member.phase == "paused"]',
+    ),
+    bug(
+        "a node that waits without a majority says that it trains",
+        "tests/node/test_checks.py::test_a_node_that_waits_without_a_majority_does_not_say_that_it_trains",
+        'if status.trains_alone else "trains nothing until then"',
+        'if True else "trains nothing until then"',
+    ),
+    bug(
+        "what is pasted of a note is run by a shell",
+        "tests/cli/test_link.py::test_note_that_is_pasted_in_a_shell_runs_nothing",
+        'typer.echo(f"note: {shlex.quote(text)}", err=True)',
+        'typer.echo(f"note: {text}", err=True)',
     ),
     bug(
         "who has no vote is asked to agree to a proposal",

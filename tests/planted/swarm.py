@@ -14,8 +14,33 @@ SWARM: tuple[Bug, ...] = (
     bug(
         "a member without a network says that the others are to be started again",
         "tests/node/test_swarm_in_a_box.py::test_who_has_no_quorum_blames_nobody_where_its_own_machine_has_no_network",
-        "waits=here.waits_alone, cut_off=here.cut_off)",
-        "waits=here.waits_alone, cut_off=False)",
+        "trains=self.trains_alone, cut_off=here.cut_off)",
+        "trains=self.trains_alone, cut_off=False)",
+    ),
+    bug(
+        "of a machine without a network a join blames the members",
+        "tests/swarm/test_manifest_exchange.py::test_who_has_no_network_is_told_so_and_blames_no_member",
+        "if not found and is_cut_off():",
+        "if False:",
+    ),
+    bug(
+        "a founder whose members all left in good order is told to start them",
+        "tests/node/discovery/test_finding.py::test_founder_whose_members_all_took_their_leave_is_told_of_no_fault",
+        "wanted -= self._left",
+        "wanted -= set()",
+    ),
+    bug(
+        "who was revoked is to be started again",
+        "tests/protocol/test_no_quorum.py::test_who_was_revoked_is_not_to_be_started_again_but_forgotten",
+        "missing = [peer for peer in missing if peer not in revoked]",
+        "missing = list(missing)",
+    ),
+    bug(
+        "a newcomer without a quorum says that it trains",
+        "tests/protocol/test_member.py"
+        "::test_newcomer_without_a_quorum_trains_nothing_and_who_has_made_something_trains_on",
+        "and (here.made or not here.resting)",
+        "and True",
     ),
     bug(
         "one peer whose clock is wrong has a user set a right one",

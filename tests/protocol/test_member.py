@@ -337,6 +337,18 @@ def test_member_does_not_rest_while_it_waits_for_a_lead_that_has_not_come_yet() 
     assert here.member.rests, "the lead of the next view is here"
 
 
+def test_newcomer_without_a_quorum_trains_nothing_and_who_has_made_something_trains_on() -> None:
+    here = paper()
+    here.begin()
+    assert not here.member.trains_alone, "nothing made, and nothing under way"
+    here.resting = False
+    assert here.member.trains_alone
+    here.resting, here.made = True, True
+    assert here.member.trains_alone
+    here.paused = True
+    assert not here.member.trains_alone
+
+
 def test_member_without_a_round_does_not_rest() -> None:
     here = paper(current=False)
     here.feed(Loaded())

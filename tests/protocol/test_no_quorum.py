@@ -37,15 +37,25 @@ class Round:
 def test_user_reads_who_is_missing_and_of_nothing_that_takes_a_key_that_most_have_not() -> None:
     members = [PeerId(f"12D3{number}") for number in range(63)]
     help = "if some are gone for good, `shoal status` says what there is"
-    assert no_quorum(members[:2], waits=False, cut_off=False) == (
+    assert no_quorum(members[:2], revoked=(), trains=True, cut_off=False) == (
         f"no quorum, training on locally; start these members again: 12D30, 12D31; {help}"
     )
-    told = no_quorum(members, waits=True, cut_off=False)
-    assert told.startswith("no quorum, waiting; start these members again: 12D30, 12D31, ")
+    told = no_quorum(members, revoked=(), trains=False, cut_off=False)
+    waiting = "no quorum, waiting, and training nothing until there is one; start these members again: 12D30, 12D31, "
+    assert told.startswith(waiting)
     assert told.endswith(f"12D35 and 57 more; {help}")
-    assert no_quorum(members, waits=False, cut_off=True) == (
+    assert no_quorum(members, revoked=members[:1], trains=True, cut_off=True) == (
         "no quorum, training on locally: this machine has no network, and the others may be well"
     )
+
+
+def test_who_was_revoked_is_not_to_be_started_again_but_forgotten() -> None:
+    gone, lost = PeerId("12D3gone"), PeerId("12D3lost")
+    forget = "revoked, and still counted; to go on without: `shoal rebase --forget 12D3gone` at the node with the "
+    only = no_quorum([gone], revoked=[gone], trains=True, cut_off=False)
+    assert only == f"no quorum, training on locally; {forget}authority's key"
+    both = no_quorum([gone, lost], revoked=[gone], trains=True, cut_off=False)
+    assert both.startswith(f"{only}; start these members again: 12D3lost; if some")
 
 
 def advise(

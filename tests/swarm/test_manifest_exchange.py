@@ -134,9 +134,7 @@ async def test_what_is_not_the_swarms_manifest_is_not_taken_nor_asked_for_again(
         asked = answering(member, reply)
         with pytest.raises(NetworkError) as caught:
             await fetch_manifest(link_to(member))
-        assert str(caught.value).startswith(
-            "none of the 1 members that the link names or this network has gives the manifest; "
-        )
+        assert str(caught.value).startswith("no member that the link names or this network has gives the manifest; ")
         assert said in str(caught.value)
         assert len(asked) == 1
 
@@ -242,6 +240,22 @@ async def test_user_is_told_once_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> N
             await fetch_manifest(link_to(*members), deadline_s=WAIT_S, on_wait=told.append)
         (text,) = told
         assert text.startswith("no member that the link names has given the manifest yet; asking again")
+
+
+@pytest.mark.parametrize("address", ["/ip4/192.0.2.7/tcp/9", "/ip4/127.0.0.1/tcp/9"])
+async def test_who_has_no_network_is_told_so_and_blames_no_member(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setattr(manifest_exchange, "has_network", lambda: False)
+    monkeypatch.setattr(manifest_exchange, "TELL_AFTER_S", 0.05)
+    monkeypatch.setattr(manifest_exchange, "FIRST_PAUSE_S", 0.05)
+    link = SwarmLink(swarm=MANIFEST.swarm_id, addresses=(f"{address}/p2p/{Identity.generate().peer_id}",))
+    told = list[str]()
+    with pytest.raises(NetworkError) as caught:
+        await fetch_manifest(link, deadline_s=0.5, on_wait=told.append)
+    beyond = "192" in address
+    assert ("this machine has no network; connect it" in str(caught.value)) == beyond, "a member here needs none"
+    assert [text.startswith("this machine has no network; asking again") for text in told] == [beyond]
 
 
 async def test_members_that_do_not_answer_end_the_fetch_at_its_deadline() -> None:

@@ -26,7 +26,7 @@ from shoal.protocol.records import seal_record
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm import links as links_module
 from shoal.swarm.host import Host
-from shoal.swarm.members import Members
+from shoal.swarm.members import Change, Members
 from tests.swarm.quiet import Quiet
 from tests.swarm.test_members import MANIFEST, Node, identity, manifest, stranger
 from tests.waiting import running, until
@@ -257,6 +257,30 @@ async def test_node_that_finds_nobody_says_so_and_says_so_again_until_somebody_i
         await newcomer.join(other)
         await until(lambda: newcomer.linked() == {other.peer})
         assert newcomer.finding.alerts == []
+
+
+async def test_founder_whose_members_all_took_their_leave_is_told_of_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding_module, "ALONE_S", 0.1)
+    founder, member = finder(tmp_path, 1), Node(2)
+    two = msgspec.structs.replace(MANIFEST.swarm, founders=[founder.peer, member.peer], authority=founder.peer)
+    founder.manifest = member.manifest = msgspec.structs.replace(MANIFEST, swarm=two)
+    founder.__post_init__()
+    member.__post_init__()
+    async with running(founder, member):
+        await until(lambda: founder.finding.alerts)  # it looks for the other founder
+        await member.join(founder)
+        await until(lambda: founder.linked() == {member.peer})
+        member.phase = "leaving"
+        member.members.announce()
+        await until(lambda: founder.members.left_in_order(Change("died", member.peer)))
+        member.kill()
+        await until(lambda: founder.says("died", member))
+        told = len(founder.told)
+        with trio.move_on_after(0.5):  # five times as long as it takes for who went without a word
+            await until(lambda: founder.finding.alerts)
+        assert (founder.finding.alerts, len(founder.told)) == ([], told)
 
 
 async def test_only_founder_of_a_swarm_looks_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

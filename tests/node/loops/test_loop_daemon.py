@@ -82,7 +82,7 @@ def test_link_is_told_to_the_daemon_where_no_other_user_sees_it(
 ) -> None:
     folder, line = folder_of(tmp_path, "own-loop")
     caplog.set_level("INFO", logger="shoal.loop")
-    told = f"note: this swarm's nodes train loops: join(model, optimizer, 'shoal:…') takes the link\n{line}\n" * 4
+    told = f"note: 'nodes of this swarm train loops: join(model, optimizer, LINK) takes the link'\n{line}\n" * 4
     daemon = found_or_started(told, folder, peers=(), options=("--no-mdns", "--listen", "/ip4/127.0.0.1/tcp/0"))
     try:
         assert daemon.manifest.workload.name == "own-loop"
