@@ -373,7 +373,7 @@ class Swarm:
         try:
             written = self._accounts.contribute(client.contribution, order.round)
         except FloatingPointError as error:
-            raise FloatingPointError(f"{error}; lower the learning rate: the swarm's state is as it was") from None
+            raise FloatingPointError(f"{error}; the swarm's state is as it was") from None
         self._tally = Tally()
         self._last_loss = loss
         self._overlapping = self._accounts.goes_on

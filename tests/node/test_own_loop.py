@@ -528,7 +528,7 @@ def test_parameters_that_are_not_finite_are_never_contributed(tmp_path: Path, mo
         await end.train(1, steps=1)
         await end.expect(Detached)
 
-    diverged = pytest.raises(FloatingPointError, match="lower the learning rate")
+    diverged = pytest.raises(FloatingPointError, match="the learning rate is too high; the swarm's state is as it was")
     with Ends(tmp_path, daemon), diverged, joining(tmp_path, monkeypatch, model, optimizer) as swarm:
         learn(model, optimizer, 0)
         with torch.no_grad():
