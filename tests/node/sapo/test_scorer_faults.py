@@ -109,7 +109,7 @@ def test_scorer_that_is_waited_for_is_told_of_with_its_place(caplog: pytest.LogC
             over.set()
 
     handler = Heard()
-    logger = logging.getLogger("shoal.node.sapo.scorer_faults")
+    logger = logging.getLogger()  # whose last handler comes after that of caplog
     logger.addHandler(handler)
     try:
         with faults.watched(family, limit_s=0.05):
