@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from shoal.cli.main import execute
+from shoal.node import workload
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.manifest import render_manifest
 from tests.node.checkpoint_lab import manifest_of, new_ledger
@@ -123,10 +125,17 @@ def test_export_refuses_what_is_not_certified(
     assert not (tmp_path / "out").exists()
 
 
+class Exporting(RegressionWorkload):
+    """Writes a format of its own, of a model that is another than the checkpoint's."""
+
+    def export(self, model: torch.nn.Module, folder: Path) -> None:
+        raise AssertionError("its parameters are looked at before")
+
+
 def test_export_says_that_the_format_of_the_workload_is_not_beside_it(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RegressionWorkload, "export", lambda workload, model, folder: None, raising=False)
+    monkeypatch.setattr(workload, "load_workload", lambda name, options, data: Exporting())
     assert execute(["export", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
     out, err = capsys.readouterr()
     assert out.startswith(f"wrote {tmp_path / 'out' / 'model.safetensors'}: round 2, digest ")
