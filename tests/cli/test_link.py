@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import stat
 import subprocess
 import time
@@ -228,18 +227,15 @@ def test_revoked_voter_whom_a_majority_takes_is_said_to_be_counted_until_it_is_f
     assert bool(err) == bool(counted)
 
 
-@pytest.mark.parametrize("shell", ["bash", "dash", "zsh"])
+@pytest.mark.parametrize("shell", ["bash", "dash"])
 def test_note_that_is_pasted_in_a_shell_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], shell: str
 ) -> None:
-    program = shutil.which(shell)
-    if program is None:
-        pytest.skip(f"no {shell} here")
     note("`touch ran`; $(touch ran) until 'now' & touch ran > ran # (see \"it\")")
     note(ONE_MEMBER)
     said = capsys.readouterr().err
     assert said.count("\n") == said.count("note: ") == 2
-    subprocess.run([program], input=said, cwd=tmp_path, text=True, capture_output=True, timeout=30, check=False)
+    subprocess.run([shell], input=said, cwd=tmp_path, text=True, capture_output=True, timeout=30, check=False)
     assert not list(tmp_path.iterdir())
 
 

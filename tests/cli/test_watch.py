@@ -23,8 +23,6 @@ from shoal.node.training.trainer_messages import SAMPLE_LIMIT_CHARS
 from tests.cli.test_status import ADA, FakeNode, crowd_of, running, status_of, with_checks
 
 DEADLINE_S = 60.0
-PERIOD_S = 0.1
-"""Longer than a view takes to be drawn on a busy machine, so that there are moments with nothing to draw."""
 
 
 def log(data_dir: Path, *events: dict[str, object]) -> None:
@@ -67,7 +65,7 @@ def test_watch_shows_what_the_node_and_its_log_say(tmp_path: Path) -> None:
     )
 
     async def watch() -> None:
-        app = WatchApp(Watcher(tmp_path), period_s=PERIOD_S)
+        app = WatchApp(Watcher(tmp_path), period_s=0.01)
         async with app.run_test(size=(140, 30)) as pilot:
             await until(pilot, lambda: app.picture is not None and app.picture.status is not None)
             await pilot.pause()
@@ -145,7 +143,7 @@ def test_watch_of_a_thousand_nodes_lists_few_and_counts_all(tmp_path: Path) -> N
     )
 
     async def watch() -> None:
-        app = WatchApp(Watcher(tmp_path), period_s=PERIOD_S)
+        app = WatchApp(Watcher(tmp_path), period_s=0.01)
         async with app.run_test(size=(140, 30)) as pilot:
             await until(pilot, lambda: app.picture is not None and app.picture.status is not None)
             await pilot.pause()
@@ -195,7 +193,7 @@ def test_watch_waits_for_a_node_and_sees_it_go(tmp_path: Path) -> None:
     data_dir.mkdir()
 
     async def watch() -> None:
-        app = WatchApp(Watcher(data_dir), period_s=PERIOD_S)
+        app = WatchApp(Watcher(data_dir), period_s=0.01)
         async with app.run_test(size=(240, 24)) as pilot:
             await until(pilot, lambda: "shoal run MANIFEST" in text(app, "#trouble"))
             assert str(data_dir) in text(app, "#trouble")
@@ -239,7 +237,7 @@ def test_watch_shows_caps() -> None:
 
 def test_watch_cuts_names_where_the_terminal_is_narrow(tmp_path: Path) -> None:
     async def watch() -> None:
-        app = WatchApp(Watcher(tmp_path), period_s=PERIOD_S)
+        app = WatchApp(Watcher(tmp_path), period_s=0.01)
         async with app.run_test(size=(60, 24)) as pilot:
             table = app.query_one("#table", DataTable)
             await until(pilot, lambda: table.row_count == 3)
