@@ -143,7 +143,8 @@ class WatchApp(App[None]):
         self.query_one("#samples-text", Static).update(Text(samples))
         self.query_one("#rollouts-text", Static).update(Text("\n".join(picture.rollout_lines)))
         panes = self.query_one(TabbedContent)
-        if panes.get_tab("rollouts").display != bool(picture.rollout_lines):
+        tab = panes.get_tab("rollouts")
+        if tab.display != bool(picture.rollout_lines):
             panes.show_tab("rollouts") if picture.rollout_lines else panes.hide_tab("rollouts")
         if picture.faults != self._faults:
             self._show_faults(picture.faults)
