@@ -29,7 +29,7 @@ from shoal.protocol.seats import longest_wait
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, strategy_named
 
 OUTSIDE_EXPECTED = 1024
-"""Who waits outside: of so many the work may wait for its seat, by what `init` writes, and not become too old."""
+"""Peers that wait outside: of so many the work may wait for its seat, by what `init` writes, and not become too old."""
 
 DEFAULT_INNER_STEPS = 100
 DEFAULT_AGENT_ROUNDS = 8

@@ -345,7 +345,7 @@ def status_lines(status: Status) -> list[str]:
 
 
 def advice(status: Status) -> list[tuple[bool, str]]:
-    """What stands in the way and what helps, as the node's page has it, the worst first; True before what is bad."""
+    """List what stands in the way and what helps, as the page has it, the worst first; True before what is bad."""
     found = [check for check in status.checks if check.state != "ok"]
     return [(check.state == "bad", by_name(check.text, status.names, own=status.peer_id)) for check in found]
 

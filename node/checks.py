@@ -100,14 +100,8 @@ def _quorum(status: Status) -> list[Check]:
     ways = [remedy] if lost else []
     of_voters, who = f"{here} of {count(voters, 'voter')}", _listed(missing)
     if are_enough(here, voters, FaultModel(status.faults)):
-        return [
-            Check(
-                name="Majority",
-                state="warn",
-                detail=f"rounds go on with {of_voters}, without {who}",
-                remedy="; ".join(ways),
-            )
-        ]
+        detail = f"rounds go on with {of_voters}, without {who}"
+        return [Check(name="Majority", state="warn", detail=detail, remedy="; ".join(ways))]
     wait = "may wait" if 2 * here == voters and not lying else "wait"  # of two halves, one has the casting vote
     quorum = "more than two thirds" if lying else "a majority"
     silent = [peer for peer in status.long_missing if peer in lost]
@@ -116,14 +110,8 @@ def _quorum(status: Status) -> list[Check]:
     if status.revoked:
         ways.insert(0, f"revoked, and still counted: {forgetting(status.revoked)}")
     meanwhile = "trains on alone meanwhile" if status.trains_alone else "trains nothing until then"
-    return [
-        Check(
-            name="Majority",
-            state="bad",
-            detail=f"rounds {wait} for {quorum}, {of_voters} here, without {who}; this node {meanwhile}",
-            remedy="; ".join(ways),
-        )
-    ]
+    detail = f"rounds {wait} for {quorum}, {of_voters} here, without {who}; this node {meanwhile}"
+    return [Check(name="Majority", state="bad", detail=detail, remedy="; ".join(ways))]
 
 
 def _listed(peers: Sequence[str]) -> str:
@@ -132,7 +120,7 @@ def _listed(peers: Sequence[str]) -> str:
 
 
 def _proposals(status: Status) -> list[Check]:
-    """What users of other members propose, with the command to agree; what an authority or a policy asks needs none."""
+    """Proposals of other members' users, with the command to agree; those of an authority or a policy need none."""
     wishes = [
         *((wish.peer_id, wish.asked, f"amend {told_settings(wish.settings)}", _amending(wish.settings))
           for wish in status.amendments),

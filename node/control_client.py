@@ -93,7 +93,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's user should know of one matter. remedy: what helps; empty where nothing has to be done.
+    """One matter that a node's user should know of. remedy: what helps; empty where nothing has to be done.
 
     PeerIds in the texts stand alone, for names to be put in their place; what is to be typed is between backquotes.
     above: it is told in the first place, as all that is bad is.

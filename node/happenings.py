@@ -49,5 +49,5 @@ TROUBLES: Final = tuple(event for event, (severity, _) in _TOLD.items() if sever
 
 
 def words_of(kind: str, peer: str = "") -> str:
-    """What happened, in words, with the PeerId of whom it is about."""
+    """Tell in words of one thing that happened, with the PeerId of whom it is about."""
     return _KINDS[kind][1].format(peer)

@@ -215,7 +215,7 @@ class NodeView:
 
 
 class Usage:
-    """What this process and those that it started take of the machine: a trainer or an agent is one of them."""
+    """Memory and cores that this process and those that it started take: a trainer or an agent is one of them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -207,5 +207,5 @@ class Outside:
         return self.book.forgotten(value, self.height, self.may_enlist)
 
     def due(self) -> tuple[Enlisted, ...] | msgspec.UnsetType:
-        """What a value of this node says of who wants a seat."""
+        """Wishes for seats that a value of this node names."""
         return self.book.due(self.may_enlist) or msgspec.UNSET

@@ -169,7 +169,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """So many contribute to a round at most; the others take turns. Beyond FLAT_LIMIT_PEERS so many are members."""
 
     outside: bool = False
-    """Who has no seat follows, and is called by the chain, in a swarm of named voters."""
+    """True where peers without a seat follow, and are called by the chain: a swarm of named voters."""
 
     def __post_init__(self) -> None:
         if self.outside and (not self.voters or self.voters + self.seats > FLAT_LIMIT_PEERS):

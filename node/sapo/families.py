@@ -51,5 +51,5 @@ def load_family(name: str) -> TaskFamily:
 
 
 def load_choices(tasks: Iterable[TaskEntry]) -> list[TaskChoice]:
-    """What a manifest's tasks are drawn from. Raises ConfigError for a family that is not to be had here."""
+    """Load the families that a manifest's tasks are of. Raises ConfigError for one that is not to be had here."""
     return [TaskChoice(family=load_family(one.family), config=one.config, weight=one.weight) for one in tasks]

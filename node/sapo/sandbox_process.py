@@ -40,7 +40,7 @@ LOCKING_LIMIT_S = 10.0
 _MAKES_CODE = frozenset(("exec", "compile", "code.__new__", "marshal.loads", "pickle.find_class"))
 """Events of making or running code, or calling what a text names. Calls of libraries through ctypes need one first."""
 SCORE = struct.Struct("<dI")
-"""What `score` returned; or, of a text for which it raised, a line of its file."""
+"""The number that `score` returned; or, of a text for which it raised, a line of its file."""
 LENGTH = struct.Struct(">I")
 
 
@@ -173,7 +173,7 @@ class Worker:
 
 
 class Overdue(BaseException):
-    """What takes too long; no family catches it."""
+    """A score takes too long; no family catches this."""
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class DiskNeed:
 
     @property
     def text(self) -> str:
-        """What is free and what is needed, for the user."""
+        """Room that is free and that is needed, told to the user."""
         shown = ", ".join(f"{megabytes(size)} {name}" for name, size in self.parts.items())
         needed = f"up to {megabytes(self.more)} more needed ({shown}; {megabytes(self.there)} are there already)"
         return f"{megabytes(self.free)} free, {needed}"
