@@ -19,6 +19,7 @@ import errno
 import mmap
 import os
 import tempfile
+import threading
 import weakref
 from collections import deque
 from contextlib import suppress
@@ -38,6 +39,8 @@ _UNABLE = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP)
 HEAD_BYTES: Final = 4096
 """Room for the head of a file of vectors, beside the hashes of their chunks in it."""
 HASH_CHARS: Final = 64
+TOUCHED_BYTES: Final = 4 << 20
+"""So much gets its pages before who wants the memory may have it."""
 
 
 class FileMapping(mmap.mmap):
@@ -196,6 +199,12 @@ class FilePool(VectorPool):
         self._chunk_values = chunk_values
         self._together, self._kept = together, kept
         self._files = weakref.WeakSet[Any]()
+        self._readied: memoryview | None = None
+        """The spare memory that gets its pages, until it is taken."""
+        self._is_awaited = False
+        """Somebody waits for the lock to take memory, and a lock is not fair."""
+        self._lock = threading.Lock()
+        """Of who makes a file or touches a spare one; not of those whose vectors cease to exist."""
 
     def take(self, numel: int) -> F32:
         """(numel,) float32 of unspecified content, writeable."""
@@ -204,7 +213,11 @@ class FilePool(VectorPool):
     def take_together(self, numel: int, count: int) -> list[F32]:
         """`count` of these, one behind the other."""
         begin, size = self._place(numel, count)
-        memory = self._spare_of(size) or self._new(size)
+        self._is_awaited = True
+        with self._lock:
+            self._is_awaited = False
+            memory = self._spare_of(size) or self._new(size)
+            self._readied = None if memory is self._readied else self._readied
         vectors = [np.frombuffer(memory[at : at + 4 * numel], np.float32) for at in range(begin, size, 4 * numel)]
         others = deque(range(count - 1))
 
@@ -235,10 +248,16 @@ class FilePool(VectorPool):
     def prepare(self, numel: int) -> None:
         """Have memory, with pages of its own, for what is taken together next; not beyond what is kept.
 
-        Blocks. Raises StorageError.
+        Who takes it meanwhile has it as far as it is. Blocks. Raises StorageError.
         """
         _, size = self._place(numel, self._together)
-        if not self._spare and len(self._files) < self._kept:
-            memory = self._new(size)
-            np.frombuffer(memory, np.uint8)[::PAGE_BYTES] = 0
+        with self._lock:
+            if self._spare or len(self._files) >= self._kept:
+                return
+            self._readied = memory = self._new(size)
             self._spare.append(memory)
+        for begin in range(0, size, TOUCHED_BYTES):
+            with self._lock:
+                if self._is_awaited or self._readied is not memory:
+                    return
+                np.frombuffer(memory, np.uint8)[begin : begin + TOUCHED_BYTES : PAGE_BYTES] = 0

@@ -3,8 +3,9 @@
 A state takes longer to write than a round may take, and can be computed again: from an older one and the finals since.
 So there is one write at a time and then a rest, so that saving takes a tenth of the disk's time and not all of it. The
 next write begins with the next state: that is held for a round anyway, and the disk is done with it while everyone
-trains, where an older one would keep memory of its own and be in the way of the finals. If no state comes for as long
-again, the newest there is is saved. A state that cannot be computed again from what is on disk is saved at once.
+trains, where an older one would keep memory of its own and be in the way of the finals. (It does where a write takes
+longer than a round: then there are four states, and not three, until it ends.) If no state comes for as long again, the
+newest there is is saved. A state that cannot be computed again from what is on disk is saved at once.
 """
 
 from __future__ import annotations

@@ -571,8 +571,20 @@ STATE: tuple[Bug, ...] = (
     bug(
         "memory is made ready beyond what is kept",
         "tests/node/state/test_file_memory.py::test_memory_is_made_ready_only_up_to_what_is_kept",
-        "if not self._spare and len(self._files) < self._kept:",
-        "if not self._spare:",
+        "if self._spare or len(self._files) >= self._kept:",
+        "if self._spare:",
+    ),
+    bug(
+        "a state takes a file of its own while one is made ready for it",
+        "tests/node/state/test_file_memory.py::test_memory_that_is_made_ready_is_what_is_taken_meanwhile",
+        "        with self._lock:\n            self._is_awaited = False",
+        "        with threading.Lock():\n            self._is_awaited = False",
+    ),
+    bug(
+        "pages are touched of memory that another took",
+        "tests/node/state/test_file_memory.py::test_memory_that_is_made_ready_is_what_is_taken_meanwhile",
+        "if self._is_awaited or self._readied is not memory:",
+        "if memory is None:",
     ),
     bug(
         "the state before the newest is held beside the one on disk",

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import random
+import threading
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -103,6 +104,60 @@ def test_a_file_has_its_name_only_when_all_of_it_is_on_disk(tmp_path: Path, monk
             break
     assert set(found[:-1]) == {old}
     assert found[-1] == new
+
+
+class Threads:
+    """numpy and the making of files, as a test's thread and another see them: the other waits where it is told to."""
+
+    def __init__(self, waits_at: str) -> None:
+        self.other: threading.Thread | None = None
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.made, self.touched = list[int](), 0
+        self._waits_at = waits_at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def frombuffer(self, memory: memoryview, dtype: Any) -> Any:
+        if threading.current_thread() is self.other:
+            self.touched += 1
+            self._wait("as it gets its pages")
+        return np.frombuffer(memory, dtype)
+
+    def file_memory(self, folder: Path, size: int) -> memoryview:
+        self.made.append(size)
+        self._wait("as it is made")
+        return file_memory(folder, size)
+
+    def _wait(self, where: str) -> None:
+        if where == self._waits_at and not self.reached.is_set():
+            self.reached.set()
+            assert self.go_on.wait(30)
+
+
+@pytest.mark.parametrize("at", ["as it is made", "as it gets its pages"])
+def test_memory_that_is_made_ready_is_what_is_taken_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """A state is begun while the one before is saved: with a file of its own for each there would be four states."""
+    threads, taken = Threads(at), list[F32]()
+    monkeypatch.setattr(module, "file_memory", threads.file_memory)
+    monkeypatch.setattr(module, "np", threads)
+    numel = 2 * module.TOUCHED_BYTES
+    pool = FilePool(tmp_path, 4096, kept=1)
+    threads.other = threading.Thread(target=pool.prepare, args=(numel,))
+    taking = threading.Thread(target=lambda: taken.append(pool.take(numel)))
+    threads.other.start()
+    assert threads.reached.wait(30)
+    taking.start()
+    taking.join(0.2)
+    assert taking.is_alive()
+    threads.go_on.set()
+    taking.join(30)
+    threads.other.join(30)
+    assert len(threads.made) == 1
+    assert threads.touched == (1 if at == "as it gets its pages" else 0)
+    assert not taken[0].any()
 
 
 def test_what_cannot_be_named_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
