@@ -24,9 +24,8 @@ Network" (USENIX Security 2015); a circle beside random links, as in Leitão et 
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Set
 from functools import lru_cache
 
 from blake3 import blake3
@@ -59,13 +58,10 @@ def _place(peer: PeerId) -> bytes:
     return blake3(peer.encode()).digest(8)
 
 
-def circle_after(me: PeerId, peers: Collection[PeerId]) -> Iterator[PeerId]:
-    """Yield peers as they follow `me` in the circle; who needs the first ones alone pays for no order of the others."""
+def circle_after(me: PeerId, peers: Collection[PeerId]) -> list[PeerId]:
+    """Return peers as they follow `me` in the circle."""
     mine = _place(me)
-    ahead = [(_place(peer) <= mine, _place(peer), peer) for peer in peers]
-    heapq.heapify(ahead)
-    while ahead:
-        yield heapq.heappop(ahead)[2]
+    return sorted(peers, key=lambda peer: (_place(peer) <= mine, _place(peer), peer))
 
 
 class Neighbours:
@@ -76,6 +72,9 @@ class Neighbours:
         self._rng = rng
         self._chosen: set[PeerId] = set()  # linked, or being dialled
         self._died: dict[PeerId, Order] = {}  # with its newest record at that time
+        self._known: set[PeerId] = set()
+        self._circle: list[PeerId] = []
+        """These in the order of the circle, which is kept: who chooses looks often, and few come and go."""
 
     def kept_places(self, linked: Collection[PeerId]) -> int:
         """Count the links that this node has not yet made by its own choice: nobody who comes has their places."""
@@ -90,7 +89,7 @@ class Neighbours:
     def choose(
         self,
         *,
-        known: Collection[PeerId],
+        known: Set[PeerId],
         linked: Collection[PeerId],
         dialled: Collection[PeerId],
         may_dial: Callable[[PeerId], bool],
@@ -116,10 +115,12 @@ class Neighbours:
         return made
 
     def _next_in_circle(
-        self, known: Collection[PeerId], taken: Collection[PeerId], may_dial: Callable[[PeerId], bool]
+        self, known: Set[PeerId], taken: Collection[PeerId], may_dial: Callable[[PeerId], bool]
     ) -> PeerId | None:
         """Find who is to be dialled since it comes next, None where the next one that is there is linked already."""
-        for peer in circle_after(self._me, known):
+        if self._known != known:
+            self._known, self._circle = set(known), circle_after(self._me, known)
+        for peer in self._circle:
             if peer in taken:
                 return None
             if may_dial(peer):

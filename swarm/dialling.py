@@ -190,7 +190,7 @@ class Dialling:
         if len(under_way) >= NEIGHBOURS_DIALLED_LIMIT:
             return
         chosen = neighbours.choose(
-            known=[peer for peer in self.known() - {self._me} if self._is_here(neighbours, peer)],
+            known={peer for peer in self.known() - {self._me} if self._is_here(neighbours, peer)},
             linked=self._links.linked(),
             dialled=under_way,
             may_dial=lambda peer: peer not in self._dials or now >= self._dials[peer].at,

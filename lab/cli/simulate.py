@@ -124,8 +124,9 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
         yield f"transfers  {outcome.states_fetched} states fetched"
     if outcome.waited_limit_rounds:
         yield (
-            f"outside    {outcome.followers} have no vote, and at most {outcome.most_links_outside} links while they "
-            f"follow; nobody waited for more than {outcome.waited_rounds} rounds of {outcome.waited_limit_rounds}; "
+            f"outside    {outcome.followers} have no vote, {outcome.followers_died} died, and at most "
+            f"{outcome.most_links_outside} links while they follow; nobody waited for more than "
+            f"{outcome.waited_rounds} rounds of {outcome.waited_limit_rounds}; "
             f"control {outcome.control_bytes_per_follower_per_s:,.0f} bytes/s each"
         )
     elif outcome.followers:

@@ -409,7 +409,7 @@ class Follower(Surroundings):
         if not self.changed and not any(at <= now for at in self._dial_at.values()):
             return
         chosen = self._neighbours.choose(
-            known=[peer for peer, number in self.known.items() if swarm.is_up(number)],
+            known={peer for peer, number in self.known.items() if swarm.is_up(number)},
             linked=[swarm.id_of(other) for other in self.links if swarm.is_up(other)],
             dialled=(),
             may_dial=lambda peer: now >= self._dial_at.get(self.known[peer], 0.0),

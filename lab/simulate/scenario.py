@@ -2,7 +2,8 @@
 
     loss = 0.01                  # share of control messages that the network loses, all along
     [churn]
-    share_per_round = 0.05       # beyond 64 peers: so many followers die in a round's time, and as many newcomers join
+    share_per_round = 0.05       # beyond 64 peers, or where some wait outside: so many without a vote die in a round's
+                                 # time, and as many newcomers join
     trace = "churn.csv"          # up to 64 peers, from a file beside this one: lines  seconds,peer,down|up
     [[fault]]
     kind = "kill"                # see `Fault`
@@ -182,7 +183,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("few seats are for peers that make whole rounds together")
         if not self.is_flat and self.fault:
             raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
-        if self.is_flat and self.churn.share_per_round:
+        if self.is_flat and not self.outside and self.churn.share_per_round:
             raise ValueError(f"churn at random is for more than {FLAT_LIMIT_PEERS} peers; give faults or a trace")
         for fault in self.fault:
             if fault.kind == "voters" and not self.voters:

@@ -143,7 +143,9 @@ def as_test(scenario: Scenario, kind: str) -> str:
     name = kind.replace(" ", "_")
     flat = scenario.is_flat
     run = "run_scenario" if flat else "run_crowd"
-    churn = "" if flat else f", churn=Churn(share_per_round={scenario.churn.share_per_round})"
+    share = scenario.churn.share_per_round
+    churn = f", churn=Churn(share_per_round={share})" if share else ""
+    needed = [name for name, there in (("Churn", share), ("Fault", scenario.fault), ("Scenario", True)) if there]
     shape = ", sparse=True" if scenario.sparse else ""
     shape += f", fragments={scenario.fragments}" if scenario.fragments > 1 else ""
     shape += ", rebases=True" if scenario.rebases else ""
@@ -155,7 +157,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
         f"from shoal.lab.simulate.{'simulation' if flat else 'crowd'} import {run}",
-        f"from shoal.lab.simulate.scenario import {'Fault' if flat else 'Churn'}, Scenario",
+        f"from shoal.lab.simulate.scenario import {', '.join(needed)}",
         "",
         "",
         f"def test_seed_{scenario.seed}_keeps_{name}() -> None:",

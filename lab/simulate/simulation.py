@@ -102,6 +102,8 @@ class Simulation:
         scenario = self.scenario
         self.tick_s = SIMULATED_TICK_S
         self.rng = random.Random(f"swarm {scenario.seed}")
+        self._churn = random.Random(f"churn {scenario.seed}")
+        self.died = self.departed = 0
         self.timeline = Timeline()
         self.network = Network(self.timeline, random.Random(f"network {scenario.seed}"), loss=scenario.loss)
         self.disks = Disks()
@@ -248,6 +250,7 @@ class Simulation:
         links = sorted({*peer.watch.links, *peer.watch.resting})
         peer.stop()
         peer.gone = True
+        self.departed += 1
         self._falls_silent(peer)
         for other in links:
             if self.peers[other].running:
@@ -376,14 +379,30 @@ class Simulation:
 
     def decided(self, peer: SimulatedPeer, value: Value) -> None:
         """A peer extended its chain to `value`."""
-        height = peer.disk.height
+        height, last = peer.disk.height, self.decided_at.get(self._best, 0.0)
         self.met["amended"] += bool(value.amended)
         self.met["voters changed"] += value.hash in self.judge.changes_of_voters
         if height > self._best:
             self.calm.decided(value)
             self._check_waiting(peer, value)
+            if self.scenario.outside and height < self.scenario.rounds:
+                self._come_and_go(self.timeline.now - last)
         self._best = max(self._best, height)
         self.decided_at.setdefault(height, self.timeline.now)
+
+    def _come_and_go(self, round_s: float) -> None:
+        """Of those without a vote a share dies for good in the time of a round, and as many newcomers join."""
+        share = self.scenario.churn.share_per_round
+        going = [peer for peer in self.peers[self.scenario.voters :] if peer.running and self._churn.random() < share]
+        for peer in going:
+            self.timeline.after(self._churn.uniform(0.0, round_s), self._die, peer, peer.life)
+            self.timeline.after(self._churn.uniform(0.0, round_s), self.join)
+
+    def _die(self, peer: SimulatedPeer, life: int) -> None:
+        if peer.running and peer.life == life:
+            self.disturbed_at = self.timeline.now
+            self.died += 1
+            self._kill(peer, silently=True, forgets=False)
 
     def _check_waiting(self, peer: SimulatedPeer, value: Value) -> None:
         """Raises Violation if one who stays waits outside for too long, or stands in the line no more."""
@@ -702,6 +721,7 @@ class Simulation:
             blamed=sum(self.blames.values()),
             states_fetched=self.donations.obtained,
             followers=len(outside),
+            followers_died=self.died,
             control_bytes_per_follower_per_s=round(without_vote / max(1, len(outside)) / now, 1),
             waited_rounds=self.waited_outside,
             waited_limit_rounds=self.judge.longest_wait if outside else 0,

@@ -22,7 +22,13 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.membership import RECEIVERS, Died, Effect, MembershipMachine, Refute, Say, State, Suspected
 from shoal.protocol.neighbours import NEIGHBOUR_LIMIT, Neighbours
 from shoal.protocol.peering import Ack, PingRequest, SignOfLife, Suspicion
-from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S, DIAL_DEADLINE_S, DIAL_DEFERRAL_S
+from shoal.swarm.dialling import (
+    DIAL_BACKOFF_LIMIT_S,
+    DIAL_BACKOFF_S,
+    DIAL_DEADLINE_S,
+    DIAL_DEFERRAL_S,
+    DIAL_PERIOD_S,
+)
 from shoal.swarm.links import ADMISSION_DEADLINE_S, REST_LIMIT_S
 from shoal.swarm.members import OUTSIDE_SETTLE_S, REDIAL_DEADLINE_S, REDIAL_PAUSE_S
 
@@ -98,9 +104,13 @@ class Watch:
         self._rng = random.Random(f"links {peer.swarm.scenario.seed} {peer.number} {peer.life}")
         self._neighbours = Neighbours(me=peer.id, rng=self._rng)
         self._chosen: set[int] = set()
+        self._known: dict[PeerId, int] = {}
+        self._known_are = (0, 0)
+        """How many were known, and how many had left for good, when these were noted."""
         self._has_seat = False
         self._to_end: set[int] = set()
         self._end_at = self._too_many_at = math.inf
+        self._looked_at = -math.inf
         self._early: dict[int, deque[tuple[float, int, object]]] = {}
         self.machine = MembershipMachine(
             me=peer.id,
@@ -133,6 +143,11 @@ class Watch:
     def tick(self, now: float) -> None:
         """The detector's tick, and whatever dial is due."""
         self._carry_out(self.machine.tick(now))
+        if now - self._looked_at >= DIAL_PERIOD_S:
+            self._looked_at = now
+            self._look(now)
+
+    def _look(self, now: float) -> None:
         self._choose_links(now)
         for other in sorted(self._chosen):
             if other not in self.links and other not in self.resting and other not in self._remakes:
@@ -180,11 +195,14 @@ class Watch:
             self._swarm.part_links(self._peer, sorted(self._to_end.intersection(self.links)))
             self._end_at, self._to_end = math.inf, set()
         peers, voters = self._swarm.peers, self._peer.disk.ledger.voting.named
-        known = {peers[other].id: other for other in sorted(self._peer.disk.known) if not peers[other].gone}
+        if self._known_are != (known_are := (len(self._peer.disk.known), self._swarm.departed)):
+            self._known_are = known_are
+            self._known = {peers[other].id: other for other in self._peer.disk.known if not peers[other].gone}
+        known = self._known
         chosen = self._neighbours.choose(
-            known=known,
+            known=known.keys(),
             linked=[peers[other].id for other in self.links],
-            dialled=[p for p, other in known.items() if now - self._greeted_at.get(other, -math.inf) < HELLO_LIMIT_S],
+            dialled=[peers[other].id for other, at in self._greeted_at.items() if now - at < HELLO_LIMIT_S],
             may_dial=lambda peer: known[peer] not in self._dials or now >= self._dials[known[peer]].at,
             is_proven=lambda peer: peer in voters,
         )

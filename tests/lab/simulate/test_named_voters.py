@@ -76,7 +76,9 @@ def amended_in(simulation: Simulation) -> list[int]:
 
 
 def test_fourth_takes_the_place_of_a_founder_that_is_killed_then() -> None:
-    simulation = Simulation(CHANGED)
+    """And votes: there is no majority without it, once another founder is dead."""
+    faults = (*CHANGED.fault, Fault(kind="kill", peer=2, at_s=20.0))
+    simulation = Simulation(msgspec.structs.replace(CHANGED, fault=faults))
     outcome = simulation.run()
     assert (outcome.violation, outcome.rounds_certified) == ("", 9)
     (changed,) = amended_in(simulation)

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.lab.cli.simulate import SimulateOptions, lines_of, scenario_of
 from shoal.lab.simulate.outcome import Components
-from shoal.lab.simulate.scenario import Fault, Scenario, outside_scenario
+from shoal.lab.simulate.scenario import Churn, Fault, Scenario, outside_scenario
 from shoal.lab.simulate.shrink import as_test, candidates
 from shoal.lab.simulate.simulation import Simulation, run_scenario
 from shoal.protocol.enlisting import OutsideLine
@@ -56,6 +56,16 @@ def test_turns_go_on_with_messages_lost_while_some_die_some_come_back_and_some_c
     assert {simulation.peers[number].id for number in (12, 13)} <= counted, "who came got a seat"
 
 
+def test_turns_go_on_while_many_come_and_go_in_each_round() -> None:
+    simulation = run(msgspec.structs.replace(PLAIN, peers=30, voters=3, seats=5, churn=Churn(share_per_round=0.08)))
+    entries = simulation.peers[0].disk.ledger.entries
+    newcomers = [peer for peer in simulation.peers[30:] if peer.running]
+    assert simulation.died >= 8
+    assert len(newcomers) >= 8
+    counted = {peer for entry in entries for peer in entry.value.counted}
+    assert any(peer.id in counted for peer in newcomers)
+
+
 @pytest.mark.parametrize("seed", [3, 5])
 def test_random_faults_bend_no_turn(seed: int) -> None:
     outcome = run_scenario(outside_scenario(seed))
@@ -81,9 +91,14 @@ def test_waiting_outside_takes_named_voters_and_is_told_and_shrunk() -> None:
     for wrong in ({"voters": 0}, {"voters": 12, "seats": 63}):
         with pytest.raises(ValueError, match="takes named voters, and with the seats up to 64"):
             msgspec.structs.replace(PLAIN, **wrong)
-    assert "outside=True" in as_test(PLAIN, "seats")
+    churned = msgspec.structs.replace(PLAIN, churn=Churn(share_per_round=0.25))
+    told = as_test(churned, "seats")
+    assert "import Churn, Scenario" in told
+    assert "churn=Churn(share_per_round=0.25)" in told
+    assert "outside=True" in told
     assert any(not shorter.outside for shorter in candidates(PLAIN))
+    assert all(shorter.outside for shorter in candidates(churned) if shorter.churn != Churn())
     scenario = scenario_of(SimulateOptions(peers=4, rounds=2, voters=2, seats=1, outside=True))
-    told = [line for line in lines_of(run_scenario(scenario)) if line.startswith("outside")]
-    assert len(told) == 1
-    assert told[0].startswith("outside    2 have no vote, and at most ")
+    lines = [line for line in lines_of(run_scenario(scenario)) if line.startswith("outside")]
+    assert len(lines) == 1
+    assert lines[0].startswith("outside    2 have no vote, 0 died, and at most ")
