@@ -13,9 +13,10 @@ out of the line: it is gone. Nobody gets in front of who waits; so who is there 
 of as many as stand in the line.
 
 What a lead can do is to forget an enlistment. Each voter holds those that it heard, and refuses a value that leaves one
-out which it has held for HELD_ROUNDS rounds, as it refuses who passes a member over: for as many views as a minority
-can lead, and one. What others can do is to send enlistments of keys that they made up: nobody is heard that the swarm
-does not admit, who brings them fills a small part of the book, and a value takes ENLISTED_LIMIT.
+out which it has held for HELD_ROUNDS rounds, or for so many more than another that takes its place where there are too
+many for one value. So it refuses who passes a member over: for as many views as a minority can lead, and one. What
+others can do is to send enlistments of keys that they made up: nobody is heard that the swarm does not admit, who
+brings them fills a small part of the book, and a value takes ENLISTED_LIMIT.
 
 Sans-IO. Source: a queue that all replicas work out from the log, as for the reservations of Lamport, "Time, Clocks and
 the Ordering of Events in a Distributed System" (CACM 1978).
@@ -40,7 +41,8 @@ ROUNDS_CALLED: Final = 2
 CALLED_VALUES: Final = 4
 """Values that call one who does not come, before it is out of the line."""
 HELD_ROUNDS: Final = 2
-"""A voter refuses a value without an enlistment that it has held for so many rounds."""
+"""A voter refuses a value without an enlistment that it has held for so many rounds, or for so many more than another's
+that is in a full one."""
 VALID_VALUES: Final = 64
 """An enlistment stands on one of the last so many values: an old one is not to be told again for ever."""
 MayEnlist = Callable[[PeerId, bytes], bool]
@@ -174,11 +176,15 @@ class Enlistments:
         return tuple(self._held[peer][0] for peer in sorted(peer for _, peer in waiting[:ENLISTED_LIMIT]))
 
     def forgotten(self, value: Value, height: int, may_enlist: MayEnlist) -> frozenset[PeerId]:
-        """Those whose enlistments a value of a chain of so many entries should have, and leaves out."""
+        """Those whose enlistments a value of a chain of so many entries should have, and leaves out.
+
+        A value that is full should have none instead that was heard of HELD_ROUNDS rounds later, or never.
+        """
         there = {one.peer for one in enlisted_in(value)}
+        newest = height
         if len(there) >= ENLISTED_LIMIT:
-            return frozenset()
-        held = (one for one, at in self._held.values() if height - at >= HELD_ROUNDS and one.peer not in there)
+            newest = max(self._held[peer][1] if peer in self._held else height for peer in there)
+        held = (one for one, at in self._held.values() if newest - at >= HELD_ROUNDS and one.peer not in there)
         return frozenset(one.peer for one in held if may_enlist(one.peer, one.since))
 
 

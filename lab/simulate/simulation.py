@@ -50,7 +50,7 @@ from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.membership import TICK_S, State, detection_bound_s
 from shoal.protocol.messages import Entry, Message, Ready, Report, Value, domain_hash
 from shoal.protocol.planning import RoundSettings
-from shoal.protocol.seats import are_few, longest_wait
+from shoal.protocol.seats import are_few, counted_in, longest_wait
 from shoal.protocol.wire import canonical
 
 SIMULATED_TICK_S = 0.2
@@ -142,7 +142,8 @@ class Simulation:
         self._late: SimulatedPeer | None = None
         self.calm = Calm(self)
         self._enlisted_at: dict[PeerId, float] = {}
-        self.waited_outside = 0
+        self.waited_outside = self.most_between_turns = 0
+        self._counted_at: dict[int, int] = {}
         self.most_links_outside = 0
         self._armed: dict[int, list[Fault]] = {}
         self._struck: list[Fault] = []
@@ -385,10 +386,20 @@ class Simulation:
         if height > self._best:
             self.calm.decided(value)
             self._check_waiting(peer, value)
+            self._note_turns(value, height)
             if self.scenario.outside and height < self.scenario.rounds:
                 self._come_and_go(self.timeline.now - last)
         self._best = max(self._best, height)
         self.decided_at.setdefault(height, self.timeline.now)
+
+    def _note_turns(self, value: Value, height: int) -> None:
+        """Note for how many rounds anybody without a vote who stays has waited until it was counted, or does now."""
+        for peer in self.peers[self.scenario.voters :] if self.scenario.outside else ():
+            if not peer.running or peer.id in counted_in(value):
+                self._counted_at.pop(peer.number, None)
+            if peer.running:
+                since = self._counted_at.setdefault(peer.number, height)
+                self.most_between_turns = max(self.most_between_turns, height - since)
 
     def _come_and_go(self, round_s: float) -> None:
         """Of those without a vote a share dies for good in the time of a round, and as many newcomers join."""
@@ -724,6 +735,7 @@ class Simulation:
             followers_died=self.died,
             control_bytes_per_follower_per_s=round(without_vote / max(1, len(outside)) / now, 1),
             waited_rounds=self.waited_outside,
+            turn_rounds=self.most_between_turns,
             waited_limit_rounds=self.judge.longest_wait if outside else 0,
             most_links_outside=self.most_links_outside,
             met=dict(self.met + Counter({"work carried on": self.residuals.carried, "calm rounds": self.calm.rounds})),

@@ -219,6 +219,10 @@ class Watch:
             return len(self.links) < NEIGHBOUR_LIMIT - kept
         return not self._follows(sender) or len(self._followers()) < FOLLOWERS_LIMIT
 
+    def _is_full(self) -> bool:
+        """True if a peer has no place for another link, be it one that it dialled."""
+        return self._swarm.scenario.outside and self._follows(self._peer.number) and len(self.links) >= NEIGHBOUR_LIMIT
+
     def parted(self, other: int) -> None:
         """A link that a follower has no more is no sign of anything."""
         if self.links.pop(other, None) is not None:
@@ -361,6 +365,9 @@ class Watch:
         self._peer.disk.known.add(sender)
         known, now = self.links.get(sender), self._swarm.timeline.now
         if not hello.answer and not self._has_place(sender):
+            return
+        if hello.answer and known is None and self._is_full():
+            self._swarm.hang_up(self._peer.number, self._peer.life, sender)
             return
         if known is not None and known > hello.life:
             return

@@ -1529,6 +1529,12 @@ PROTOCOL: tuple[Bug, ...] = (
         "forgets = False",
     ),
     bug(
+        "friends of the lead get in front of who waits, where a value is full",
+        "tests/protocol/test_enlisting.py::test_full_value_is_refused_if_it_has_newer_wishes_in_place_of_an_older_one",
+        "newest = max(self._held[peer][1] if peer in self._held else height for peer in there)",
+        "newest = max(self._held[peer][1] if peer in self._held else 0 for peer in there)",
+    ),
+    bug(
         "an enlistment that nobody signed is passed on",
         "tests/protocol/test_enlisting.py"
         "::test_enlistment_of_another_is_passed_on_once_and_not_back_and_a_forged_one_is_blamed_on_who_tells_it",

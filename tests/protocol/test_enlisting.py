@@ -303,6 +303,28 @@ def test_voter_refuses_a_value_that_forgets_whom_it_has_held_for_two_rounds(
     assert voter.refuses != signs
 
 
+@pytest.mark.parametrize(
+    ("left_out_at", "others_at", "forgotten"),
+    [(5, 6, False), (5, 7, True), (7, 5, False), (5, None, True), (8, None, False)],
+    ids=["about as long", "two rounds longer", "for less long", "of whom this node never heard", "just heard itself"],
+)
+def test_full_value_is_refused_if_it_has_newer_wishes_in_place_of_an_older_one(
+    left_out_at: int, others_at: int | None, forgotten: bool
+) -> None:
+    book, others = (
+        Enlistments(),
+        [enlist(Identity.from_seed(bytes([100 + n]) * 32), START) for n in range(ENLISTED_LIMIT)],
+    )
+    old = wish(OTHERS[1])
+    book.take(old, left_out_at, lambda peer, since: True)
+    for n, one in enumerate(others):
+        if n or others_at is not None:
+            book.take(one, left_out_at if others_at is None else others_at, lambda peer, since: True)
+    full = result(START, VOTERS, VOTERS[:2], others)
+    assert (old.peer in book.forgotten(full, 9, lambda peer, since: True)) == forgotten
+    assert not book.forgotten(full, 9, lambda peer, since: peer != old.peer)
+
+
 def test_who_waits_outside_is_not_heard_in_a_round() -> None:
     gathering = Gathering(
         members=VOTERS, voters=VOTERS, returners=VOTERS, state=START.digest, admitted=frozenset(IDS[:4])
