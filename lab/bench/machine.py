@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -49,16 +49,21 @@ def this_machine() -> Machine:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch in one thread, as in a testnet's trainers: another number of threads sums in another order."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Torch in so many threads; a testnet's trainers have one. Another number sums in another order."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Torch in one thread."""
+    return torch_threads(1)
 
 
 def _cpu_facts() -> dict[str, str]:

@@ -31,19 +31,19 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of a run's end with a synchronous curve.
 
     tokens: the mean of those at its last evaluations. sync_tokens: what synchronous training needs for the same loss;
-    None if its curve ends above that. sync_length: where its curve ends.
+    None if its curve ends above that. sync_length: where its curve ends; of a longer run there is no sync_val_loss.
     """
 
     val_loss: float
-    sync_val_loss: float
+    sync_val_loss: float | None
     tokens: float
     sync_tokens: float | None
     sync_length: int
 
     @property
-    def loss_ratio(self) -> float:
+    def loss_ratio(self) -> float | None:
         """The run's loss ÷ that of synchronous training with as many tokens."""
-        return self.val_loss / self.sync_val_loss
+        return None if self.sync_val_loss is None else self.val_loss / self.sync_val_loss
 
     @property
     def efficiency(self) -> float:
@@ -52,15 +52,18 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ending(curve: Sequence[Point], sync: Sequence[Point]) -> Ending:
-    """Compare a run with a synchronous curve; both begin with the point before the first round, which is left out."""
+    """Compare a run with a synchronous curve, or what there is of it.
+
+    Both begin with the point before the first round, which is left out of the run.
+    """
     last = curve[1:][-EVALUATIONS:]
-    loss = fmean(point.val_loss for point in last)
+    loss, length = fmean(point.val_loss for point in last), sync[-1].tokens if sync else 0
     return Ending(
         val_loss=loss,
-        sync_val_loss=fmean(loss_at(point.tokens, sync) for point in last),
+        sync_val_loss=fmean(loss_at(point.tokens, sync) for point in last) if length >= last[-1].tokens else None,
         tokens=fmean(point.tokens for point in last),
         sync_tokens=tokens_for(loss, sync),
-        sync_length=sync[-1].tokens,
+        sync_length=length,
     )
 
 
@@ -69,15 +72,10 @@ def loss_at(tokens: float, curve: Sequence[Point]) -> float:
     return float(np.interp(tokens, [point.tokens for point in curve], [point.val_loss for point in curve]))
 
 
-def bytes_at(tokens: float, curve: Sequence[Point]) -> float:
-    """Bytes that were sent up to a number of tokens, likewise."""
-    return float(np.interp(tokens, [point.tokens for point in curve], [point.wire_bytes for point in curve]))
-
-
 def tokens_for(loss: float, curve: Sequence[Point]) -> float | None:
     """Tokens at which the curve, made monotone, first comes down to a loss; None if it never does."""
     losses = falling([point.val_loss for point in curve])
-    if losses[0] <= loss:
+    if losses and losses[0] <= loss:
         return float(curve[0].tokens)
     for (before, above), (after, below) in pairwise(zip(curve, losses, strict=True)):
         if below <= loss:

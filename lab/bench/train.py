@@ -13,25 +13,30 @@ A row is made of several results: seeds that real nodes ran, and others in one p
 
 from __future__ import annotations
 
+import datetime
+import logging
 import math
+import os
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import trio
 
-from shoal.lab.bench.machine import Machine, one_thread, this_machine
-from shoal.lab.bench.token_efficiency import Ending, bytes_at, ending
+from shoal.cli.render import ShowNow
+from shoal.cli.testnet_report import TestnetProgress
+from shoal.lab.bench.machine import Machine, this_machine, torch_threads
 from shoal.lab.bench.train_local import train_locally
 from shoal.lab.bench.train_spec import NOBODY, Point, TrainBench
-from shoal.lab.bench.train_swarm import train_in_swarm
+from shoal.lab.bench.train_swarm import SeedRun, train_in_swarm
 from shoal.lab.bench.train_sync import train_synchronously
+from shoal.lab.case import tell_nothing
 from shoal.lab.targets import Row, Spread, Target
+from shoal.node.state.store import write_atomically
 from shoal.protocol.errors import ConfigError, StorageError
-from shoal.testnet.progress import OnProgress, ignore_progress
 from shoal.testnet.reports.report import allreduce_bytes
 
 SYNC_LENGTH: Final = 1.05
@@ -42,7 +47,10 @@ SAME_LENGTH: Final = 0.1
 RESULT_LIMIT_BYTES: Final = 64 << 20
 SEEDS_LIMIT: Final = 100
 
-Tell = Callable[[str], None]
+RESULT: Final = "train.json"
+"""Name of the result's file."""
+
+log = logging.getLogger("shoal.progress")
 
 UNSOUND: Final = Target(name="runs with wrong values, or not all certified", most=0)
 
@@ -82,45 +90,6 @@ SPEED: Final = Target(name="speed with a slow node", unit="× the sum of its nod
 """Where shares are by speed."""
 
 
-class SeedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One seed. curve: the strategy's; sync_curve: that of synchronous data parallel. Losses are held-out ones.
-
-    sync_round_steps: the steps of the synchronous run's rounds. In one process there are no speeds and no blocked
-    fraction. sound: see `SwarmRun`.
-    """
-
-    seed: int
-    in_process: bool
-    curve: tuple[Point, ...]
-    sync_curve: tuple[Point, ...] = ()
-    sync_round_steps: int = 0
-    blocked_fraction: float | None = None
-    tokens_per_s: float | None = None
-    rate_ratio: float | None = None
-    sound: bool = True
-    trouble: str | None = None
-
-    @property
-    def ending(self) -> Ending:
-        """Its end beside the synchronous curve."""
-        return ending(self.curve, self.sync_curve)
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes that all nodes sent."""
-        return self.curve[-1].wire_bytes
-
-    @property
-    def sync_wire_bytes(self) -> int:
-        """Bytes that synchronous training would have sent for as many tokens."""
-        return round(bytes_at(self.curve[-1].tokens, self.sync_curve))
-
-    @property
-    def byte_ratio(self) -> float:
-        """Factor by which the strategy sent fewer bytes than synchronous training."""
-        return self.sync_wire_bytes / max(1, self.wire_bytes)
-
-
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the comparison, in full: the manifest's sections as they were, and what disturbed the nodes.
 
@@ -138,6 +107,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, object]
     sync: dict[str, object]
     inner: dict[str, object]
+    round: dict[str, object] = {}
 
     @property
     def undisturbed(self) -> Settings:
@@ -149,22 +119,22 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of `shoal bench train`. The numbers are medians over the seeds that count; tokens are the certified ones.
 
     sync_tokens: what synchronous training needs for the same loss, None if one of its curves ends above that; then
-    `efficiency` is at least what it says. bytes and what follows of them are of real nodes if there were any. commands:
-    those that made it.
+    `efficiency` is at least what it says. While such a curve is shorter than the run, no loss is beside that. bytes and
+    what follows of them are of real nodes if there were any. commands: those that made it.
     """
 
     strategy: str
     nodes: int
     tokens: int
     val_loss: float
-    sync_val_loss: float
+    sync_val_loss: float | None
     sync_tokens: float | None
     wire_bytes: int
     sync_wire_bytes: int
     blocked_fraction: float | None
     rate_ratio: float | None
     tokens_per_s: float | None
-    loss_ratio: Spread
+    loss_ratio: Spread | None
     efficiency: Spread
     byte_ratio: Spread
     settings: Settings
@@ -189,13 +159,16 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def efficiency_row(self) -> Row | None:
-        """The token efficiency beside its target; None without one, and for a disturbed row."""
-        return None if self._aims is None or self.disturbed else self._aims.efficiency_target.row(self.efficiency)
+        """The token efficiency beside its target; None without one, before it is known, and for a disturbed row."""
+        if self._aims is None or self.disturbed or (self.sync_tokens is None and self.sync_val_loss is None):
+            return None
+        return self._aims.efficiency_target.row(self.efficiency)
 
     @property
     def byte_row(self) -> Row | None:
-        """The bytes that real nodes sent beside their target; None without one, and for a disturbed row."""
-        if self._aims is None or self.disturbed or all(run.in_process for run in self.counted):
+        """The bytes that real nodes sent beside their target; None likewise."""
+        known = self.byte_ratio.least > 0 and not all(run.in_process for run in self.counted)
+        if self._aims is None or self.disturbed or not known:
             return None
         target = self._aims.byte_target(self.settings.inner_steps)
         return None if target is None else target.row(self.byte_ratio)
@@ -251,12 +224,16 @@ def measure(
     *,
     in_process: bool = False,
     baseline: TrainResult | None = None,
-    tell: Tell = lambda _: None,
-    on_progress: OnProgress = ignore_progress,
+    threads: int | None = None,
+    command: str | None = None,
+    show: ShowNow = tell_nothing,
 ) -> TrainResult:
-    """Run strategy and baseline for each seed; the testnets' folders are `folder`/seed-S. Minutes to hours.
+    """Run strategy and baseline for each seed, and keep what there is in `folder`. Minutes to hours.
 
+    `folder` gets the result as it comes, a synchronous run's checkpoint for each seed, and the testnets' folders
+    seed-S. What an earlier call with the same settings left there is gone on from.
     baseline: an earlier result whose curves of synchronous data parallel are taken, where they are long enough.
+    threads: of synchronous training; all cores if None. command: that makes it, for the result.
     Raises ConfigError, NetworkError, StorageError, FloatingPointError, KeyboardInterrupt.
     """
     if not seeds or len(set(seeds)) != len(seeds) or len(seeds) > SEEDS_LIMIT:
@@ -265,50 +242,104 @@ def measure(
         raise ConfigError("--slow needs processes that run at the same time; leave --in-process out")
     machine, settings = this_machine(), _settings(bench)
     known = {} if baseline is None else _curves(baseline, bench, settings)
-    runs = []
-    with one_thread():
-        for seed in seeds:
-            run = _strategy(bench, seed, folder.absolute() / f"seed-{seed}", in_process, tell, on_progress)
-            curve, steps = known.get(seed, ((), 0))
-            if not curve or curve[-1].tokens < run.curve[-1].tokens:
-                rounds = math.ceil(SYNC_LENGTH * run.curve[-1].tokens / bench.round_tokens)
-                curve, steps = _synchronous(bench, seed, rounds, tell), settings.round_steps
-            runs.append(msgspec.structs.replace(run, sync_curve=curve, sync_round_steps=steps))
-    return _result_of(bench.strategy, bench.nodes, settings, runs, (machine,))
+    kept = _kept(folder / RESULT, bench, settings, seeds)
+    runs = {run.seed: run for run in kept if run.in_process == in_process and run.ended_with(bench.tokens)}
+    for run in kept:
+        done = "is taken over" if run.seed in runs else "is another run than is asked for, and is replaced"
+        log.info("what %s has of seed %d %s", folder / RESULT, run.seed, done)
+
+    def keep(run: SeedRun) -> TrainResult:
+        runs[run.seed] = run
+        commands = () if command is None else (command,)
+        result = _result_of(bench.strategy, bench.nodes, settings, list(runs.values()), (machine,), commands)
+        write_atomically(folder / RESULT, to_json(result), option="--out")
+        return result
+
+    for seed in seeds:
+        run = runs.get(seed) or _strategy(bench, seed, folder.absolute() / f"seed-{seed}", in_process, show)
+        keep(run)
+        curve, steps = known.get(seed, ((), 0))
+        if curve and curve[-1].tokens >= run.curve[-1].tokens:
+            run = msgspec.structs.replace(run, sync_curve=curve, sync_round_steps=steps)
+        else:
+            run = _beside_synchronous(bench, run, folder / f"sync-{seed}.safetensors", threads, show, keep)
+        result = keep(run)
+    return result
 
 
-def _strategy(
-    bench: TrainBench, seed: int, folder: Path, in_process: bool, tell: Tell, on_progress: OnProgress
+def _kept(path: Path, bench: TrainBench, settings: Settings, seeds: Sequence[int]) -> list[SeedRun]:
+    """What an earlier call left of these seeds, if it was of the same settings; else the log says why not.
+
+    Raises ConfigError if the file is no result, StorageError.
+    """
+    if not path.exists():
+        return []
+    found = load_result(path)
+    if _json((found.strategy, found.nodes, found.settings)) != _json((bench.strategy, bench.nodes, settings)):
+        log.warning("%s is of other settings: it is written anew", path)
+        return []
+    return [run for run in found.seeds if run.seed in seeds]
+
+
+def _strategy(bench: TrainBench, seed: int, folder: Path, in_process: bool, show: ShowNow) -> SeedRun:
+    if not in_process:
+        return trio.run(train_in_swarm, bench, seed, folder, TestnetProgress(show, rounds=bench.rounds))
+
+    def tell(point: Point) -> None:
+        text = f"{bench.strategy}, seed {seed}: {point.tokens:,} tokens, loss {point.val_loss:.4f}"
+        log.info("%s", text)
+        show(text, min(1.0, point.tokens / bench.tokens))
+
+    with torch_threads(1):
+        return SeedRun(seed=seed, in_process=True, curve=tuple(train_locally(bench, seed, tell)))
+
+
+def _beside_synchronous(
+    bench: TrainBench,
+    run: SeedRun,
+    checkpoint: Path,
+    threads: int | None,
+    show: ShowNow,
+    keep: Callable[[SeedRun], object],
 ) -> SeedRun:
-    if in_process:
-        curve = train_locally(bench, seed, partial(_tell_point, tell, f"{bench.strategy}, seed {seed}"))
-        return SeedRun(seed=seed, in_process=True, curve=tuple(curve))
-    run = trio.run(train_in_swarm, bench, seed, folder, on_progress)
-    return SeedRun(
-        seed=seed,
-        in_process=False,
-        curve=run.points,
-        blocked_fraction=run.blocked_fraction,
-        tokens_per_s=run.tokens_per_s,
-        rate_ratio=run.rate_ratio,
-        sound=run.sound,
-        trouble=run.trouble,
-    )
+    """The run with the curve of synchronous training, which is kept and told at each of its points."""
+    manifest = bench.manifest(run.seed, [NOBODY])
+    steps, threads = manifest.sync.round_steps, threads or os.cpu_count() or 1
+    rounds = math.ceil(SYNC_LENGTH * run.curve[-1].tokens / bench.round_tokens)
+    told: list[tuple[float, int]] = []  # when, and points by then
+
+    def beside(points: Sequence[Point]) -> SeedRun:
+        return msgspec.structs.replace(run, sync_curve=tuple(points), sync_round_steps=steps, sync_threads=threads)
+
+    def tell(points: Sequence[Point]) -> None:
+        so_far = beside(points)
+        keep(so_far)
+        told.append((time.time(), len(points)))
+        last = points[-1]
+        text = f"synchronous, seed {run.seed}: round {last.round} of {rounds}, {last.tokens:,} tokens, "
+        text += f"loss {last.val_loss:.4f}{_end(told, rounds)}"
+        if so_far.ending.sync_tokens is not None:
+            text += f"; token efficiency of {bench.strategy} {so_far.ending.efficiency:.3f} so far"
+        log.info("%s", text)
+        show(text, last.round / rounds)
+
+    with torch_threads(threads):
+        return beside(
+            train_synchronously(manifest, members=bench.nodes, rounds=rounds, tell=tell, checkpoint=checkpoint)
+        )
 
 
-def _synchronous(bench: TrainBench, seed: int, rounds: int, tell: Tell) -> tuple[Point, ...]:
-    manifest = bench.manifest(seed, [NOBODY])
-    told = partial(_tell_point, tell, f"synchronous, seed {seed}")
-    return tuple(train_synchronously(manifest, members=bench.nodes, rounds=rounds, tell=told))
-
-
-def _tell_point(tell: Tell, who: str, point: Point) -> None:
-    tell(f"{who}: {point.tokens} tokens, loss {point.val_loss:.4f}")
+def _end(told: Sequence[tuple[float, int]], rounds: int) -> str:
+    """When the last round ends, if the others take as long as those since the first of `told`; empty before that."""
+    (began, first), (now, points) = told[0], told[-1]
+    if points == first:
+        return ""
+    end = now + (now - began) / (points - first) * (rounds + 1 - points)
+    return f", to end at {datetime.datetime.fromtimestamp(end):%H:%M}"
 
 
 def _settings(bench: TrainBench) -> Settings:
     manifest = bench.manifest(0, [NOBODY])
-    sync, inner = msgspec.to_builtins(manifest.sync), msgspec.to_builtins(manifest.inner)
     return Settings(
         inner_steps=manifest.sync.inner_steps,
         round_steps=manifest.sync.round_steps,
@@ -318,8 +349,9 @@ def _settings(bench: TrainBench) -> Settings:
         skew=bench.skew,
         codec=manifest.sync.codec,
         options=dict(bench.workload_options),
-        sync=sync,
-        inner=inner,
+        sync=msgspec.to_builtins(manifest.sync),
+        inner=msgspec.to_builtins(manifest.inner),
+        round=msgspec.to_builtins(manifest.round),
     )
 
 
@@ -363,21 +395,22 @@ def _result_of(
 
     counted = _counted(runs)
     endings = [run.ending for run in counted]
-    sync_tokens = [one.sync_tokens for one in endings]
+    sync_tokens, sync_losses = [one.sync_tokens for one in endings], [one.sync_val_loss for one in endings]
+    ratios = [one.loss_ratio for one in endings if one.loss_ratio is not None]
     sending = [run for run in counted if not run.in_process] or counted
     return TrainResult(
         strategy=strategy,
         nodes=nodes,
         tokens=round(statistics.median(run.curve[-1].tokens for run in counted)),
         val_loss=statistics.median(one.val_loss for one in endings),
-        sync_val_loss=statistics.median(one.sync_val_loss for one in endings),
+        sync_val_loss=None if None in sync_losses else median(sync_losses),
         sync_tokens=None if None in sync_tokens else median(sync_tokens),
         wire_bytes=round(statistics.median(run.wire_bytes for run in sending)),
         sync_wire_bytes=round(statistics.median(run.sync_wire_bytes for run in sending)),
         blocked_fraction=median(run.blocked_fraction for run in runs),
         rate_ratio=median(run.rate_ratio for run in runs),
         tokens_per_s=median(run.tokens_per_s for run in runs),
-        loss_ratio=Spread.of(one.loss_ratio for one in endings),
+        loss_ratio=Spread.of(ratios) if len(ratios) == len(endings) else None,
         efficiency=Spread.of(one.efficiency for one in endings),
         byte_ratio=Spread.of(run.byte_ratio for run in sending),
         settings=settings,

@@ -16,20 +16,17 @@ import typer
 
 from shoal.cli.options import Strategy
 from shoal.cli.render import ShowNow
-from shoal.cli.testnet_report import TestnetProgress
-from shoal.lab.bench.train import TrainResult, disturbed_row, load_result, measure, merged, to_json
+from shoal.lab.bench.train import TrainResult, disturbed_row, load_result, measure, merged
 from shoal.lab.bench.train_spec import ALPHA, SECTIONS, TOKENS, TrainBench
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.targets import Row
-from shoal.node.option import Option, given_options, options_of
-from shoal.node.state.store import write_atomically
+from shoal.node.option import Option, Within, given_options, options_of
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, OptimizerName
 from shoal.protocol.manifest_workload import Option as WorkloadOption
 from shoal.protocol.toml_text import parse_toml
 
-RESULT: Final = "train.json"
-"""Name of the result's file."""
+THREADS_LIMIT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +88,21 @@ class TrainOptions(Spec):
         Path | None,
         Option("--baseline", help="A train.json whose synchronous curves are taken over.", metavar="FILE"),
     ] = None
+    threads: Annotated[
+        int | None,
+        Option(
+            "--threads",
+            help="Of synchronous training; nodes have one each. [default: all cores]",
+            check=Within(1, THREADS_LIMIT),
+        ),
+    ] = None
     out: Annotated[
         Path | None,
-        Option("--out", help="Where train.json and the testnets' folders go.", metavar="FOLDER"),
+        Option(
+            "--out",
+            help="Where train.json goes as it comes, with the testnets' folders. Given again, it is gone on from.",
+            metavar="FOLDER",
+        ),
     ] = None
 
     @property
@@ -151,19 +160,16 @@ def run(options: TrainOptions, tell: ShowNow) -> TrainResult:
     with ExitStack() as stack:
         folder = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-train-")))
         folder.mkdir(parents=True, exist_ok=True)
-        result = measure(
+        return measure(
             bench,
             options.seeds or (options.seed,),
             folder,
             in_process=options.in_process,
             baseline=None if options.baseline is None else load_result(options.baseline),
-            tell=tell,
-            on_progress=TestnetProgress(tell, rounds=bench.rounds),
+            threads=options.threads,
+            command=options.command,
+            show=tell,
         )
-        result = msgspec.structs.replace(result, commands=(options.command,))
-        if options.out is not None:
-            write_atomically(folder / RESULT, to_json(result))
-    return result
 
 
 def to_document(result: TrainResult) -> dict[str, object]:

@@ -20,10 +20,12 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.lab.bench.skewed_text import texts_of_nodes
+from shoal.lab.bench.token_efficiency import Ending, ending
 from shoal.lab.bench.train_spec import Point, TrainBench
 from shoal.lab.fork_server import TRAINER
 from shoal.node.reporting.event_files import LOG_NAME
@@ -39,31 +41,58 @@ SLOW_PERIOD_S: Final = 0.4
 SEARCH_PERIOD_S: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwarmRun:
-    """Outcome of one run. points: before round 1 and after each round, to the one that certified the last tokens.
+class SeedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One seed. Losses are held-out ones.
 
-    ideal_tokens_per_s: the sum of the nodes' speeds; None where nodes come and go, for then there is no one sum.
-    blocked_fraction: the share of the trainers' time in which they waited for a round; None if nothing was timed.
-    sound: all tokens were certified, without forks and wrong values. trouble: why it ended before its time.
+    curve: the strategy's, before round 1 and after each round, to the one that counted the last tokens. sync_curve:
+    that of synchronous data parallel, as far as it is known; sync_round_steps and sync_threads: its rounds' steps, and
+    torch's threads. In one process there is none of the following three. blocked_fraction: the share of the trainers'
+    time in which they waited for a round; None if nothing was timed. rate_ratio: the swarm's speed ÷ the sum of its
+    nodes'; None where these come and go, or if it was too short to have one. sound: all tokens were certified, without
+    forks and wrong values. trouble: why it ended before its time.
     """
 
-    points: tuple[Point, ...]
-    tokens_per_s: float
-    ideal_tokens_per_s: float | None
-    blocked_fraction: float | None
-    sound: bool
-    trouble: str | None
+    seed: int
+    in_process: bool
+    curve: tuple[Point, ...]
+    sync_curve: tuple[Point, ...] = ()
+    sync_round_steps: int = 0
+    sync_threads: int = 1
+    blocked_fraction: float | None = None
+    tokens_per_s: float | None = None
+    rate_ratio: float | None = None
+    sound: bool = True
+    trouble: str | None = None
 
     @property
-    def rate_ratio(self) -> float | None:
-        """The swarm's speed ÷ the sum of its nodes' speeds; None if it was too short to have one."""
-        return self.tokens_per_s / self.ideal_tokens_per_s if self.ideal_tokens_per_s else None
+    def ending(self) -> Ending:
+        """Its end beside the synchronous curve."""
+        return ending(self.curve, self.sync_curve)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that all nodes sent."""
+        return self.curve[-1].wire_bytes
+
+    @property
+    def sync_wire_bytes(self) -> int:
+        """Bytes that synchronous training would have sent for as many tokens; 0 before it made a step."""
+        last = self.sync_curve[-1] if self.sync_curve else None
+        return self.curve[-1].tokens * last.wire_bytes // last.tokens if last and last.tokens else 0
+
+    @property
+    def byte_ratio(self) -> float:
+        """Factor by which the strategy sent fewer bytes than synchronous training."""
+        return self.sync_wire_bytes / max(1, self.wire_bytes)
+
+    def ended_with(self, tokens: int) -> bool:
+        """True if it is a whole run of so many tokens."""
+        return len(self.curve) > 1 and self.curve[-1].tokens >= tokens > self.curve[-2].tokens
 
 
 async def train_in_swarm(
     bench: TrainBench, seed: int, folder: Path, on_progress: OnProgress = ignore_progress
-) -> SwarmRun:
+) -> SeedRun:
     """Run the strategy on real nodes in the absolute `folder`, until the tokens asked for are certified.
 
     Raises ConfigError and StorageError before it starts, NetworkError if it certified no round or no loss is known;
@@ -77,7 +106,7 @@ async def train_in_swarm(
                 nursery.start_soon(_slow_down, folder / "nodes" / str(bench.nodes - 1), bench.slow)
             report = await run(scenario, folder, on_progress)
             nursery.cancel_scope.cancel()
-    return read_run(bench, report, folder)
+    return read_run(bench, seed, report, folder)
 
 
 def reading(texts: Sequence[Path]) -> Callable[[Launch], list[str]]:
@@ -85,15 +114,18 @@ def reading(texts: Sequence[Path]) -> Callable[[Launch], list[str]]:
     return lambda launch: [*node_command(launch), "--data", str(texts[int(launch.data_dir.name)])]
 
 
-def read_run(bench: TrainBench, report: Report, folder: Path) -> SwarmRun:
+def read_run(bench: TrainBench, seed: int, report: Report, folder: Path) -> SeedRun:
     """Read a run's outcome from the report, and the nodes' logs in `folder`. Raises NetworkError."""
     lives = [life for node in report.nodes for life in _lives(folder / "nodes" / str(node.index) / LOG_NAME)]
     points = _points(report, [life.certified for life in lives], bench.tokens)
     speed = certified_per_s([line for life in lives for line in life.certified])
-    return SwarmRun(
-        points=tuple(points),
+    ideal = None if bench.churn else _ideal(lives)
+    return SeedRun(
+        seed=seed,
+        in_process=False,
+        curve=tuple(points),
         tokens_per_s=speed,
-        ideal_tokens_per_s=None if bench.churn else _ideal(lives),
+        rate_ratio=speed / ideal if ideal else None,
         blocked_fraction=_blocked(lives),
         sound=_sound(report) and points[-1].tokens >= bench.tokens,
         trouble=report.trouble,

@@ -98,6 +98,7 @@ def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True,
     return made(
         TrainResult, strategy=strategy, nodes=4, efficiency=spread(efficiency), byte_ratio=spread(fewer),
         settings=made(Settings, inner_steps=100, codec="int4", slow=slow, sync={"balance": True}), rate_ratio=fewer,
+        sync_tokens=1.0,
         seeds=(made(SeedRun, seed=1, in_process=False, sound=sound),),
     )  # fmt: skip
 

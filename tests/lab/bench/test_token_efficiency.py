@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shoal.lab.bench.token_efficiency import bytes_at, ending, falling, loss_at, tokens_for
+from shoal.lab.bench.token_efficiency import ending, falling, loss_at, tokens_for
 from shoal.lab.bench.train_spec import Point
 
 
@@ -37,10 +37,8 @@ def test_tokens_for_a_loss_lie_where_the_curve_first_comes_down_to_it(loss: floa
     assert tokens_for(loss, curve(8, 6, 4.9, 5.1, 4)) == (None if tokens is None else pytest.approx(tokens))
 
 
-def test_between_points_loss_and_bytes_are_on_a_straight_line_and_beyond_the_end_the_last() -> None:
-    points = curve(8, 6, 5)
-    assert [loss_at(tokens, points) for tokens in (0, 25, 150, 200, 300)] == [8, 7.5, 5.5, 5, 5]
-    assert [bytes_at(tokens, points) for tokens in (50, 200)] == pytest.approx([3.5, 14])
+def test_between_points_the_loss_is_on_a_straight_line_and_beyond_the_end_the_last() -> None:
+    assert [loss_at(tokens, curve(8, 6, 5)) for tokens in (0, 25, 150, 200, 300)] == [8, 7.5, 5.5, 5, 5]
 
 
 def test_a_run_that_is_the_synchronous_one_has_ratio_and_efficiency_one() -> None:
@@ -72,3 +70,14 @@ def test_a_loss_that_synchronous_training_never_has_is_worth_more_than_all_its_t
 
 def test_of_a_run_of_one_round_its_one_evaluation_counts() -> None:
     assert ending(curve(8, 6), curve(8, 6)).val_loss == 6
+
+
+def test_a_synchronous_curve_that_has_passed_the_loss_tells_the_efficiency_before_it_is_as_long_as_the_run() -> None:
+    run = curve(8, 7, 6.5, 6, 6, 6, 6)
+    none, above, passed, whole = (ending(run, curve(8, 7, 6, 5, 5, 5, 5)[:points]) for points in (0, 2, 4, 7))
+    assert [found.sync_tokens for found in (none, above, passed, whole)] == [
+        None, None, pytest.approx(190), pytest.approx(190),
+    ]  # fmt: skip
+    assert [found.efficiency for found in (none, above, passed)] == pytest.approx([0, 100 / 400, 190 / 400])
+    assert [found.loss_ratio for found in (none, above, passed)] == [None, None, None]
+    assert whole.loss_ratio == pytest.approx(6.1 / 5.2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import os
 import signal
@@ -28,11 +29,11 @@ import trio
 
 from shoal.cli.init import InitOptions, found
 from shoal.collectives.schedule import learning_rate
+from shoal.lab.bench import train as bench_train
 from shoal.lab.bench import train_swarm as bench_train_swarm
-from shoal.lab.bench.train import SeedRun, TrainResult, disturbed_row, load_result, measure, merged, to_json
+from shoal.lab.bench.train import RESULT, TrainResult, disturbed_row, load_result, merged, to_json
 from shoal.lab.bench.train_command import (
     CASE,
-    RESULT,
     TABLE,
     TrainOptions,
     TrainTableOptions,
@@ -41,7 +42,7 @@ from shoal.lab.bench.train_command import (
 )
 from shoal.lab.bench.train_local import LocalSwarm, train_locally
 from shoal.lab.bench.train_spec import NOBODY, Point, TrainBench
-from shoal.lab.bench.train_swarm import read_run
+from shoal.lab.bench.train_swarm import SeedRun, read_run
 from shoal.lab.bench.train_sync import JoinedWorkload, SynchronousTraining, train_synchronously
 from shoal.lab.case import CaseOptions, LongCaseOptions, Numbers, tell_nothing
 from shoal.lab.targets import missed
@@ -77,6 +78,9 @@ ROUND_TOKENS = 2 * STEPS * STEP_TOKENS
 
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
+measure = partial(bench_train.measure, in_process=True, threads=1)
 
 
 def tiny(**changes: Any) -> TrainBench:
@@ -278,7 +282,7 @@ def test_train_gives_every_figure_and_real_nodes_certify_what_the_local_swarm_co
     options = [f"{key}={value}" for key, value in TINY.items()]
     asked = TrainOptions(
         nodes=2, tokens=3 * ROUND_TOKENS, inner_steps=STEPS, options=options, settings=["sync.balance=false"],
-        out=tmp_path,
+        out=tmp_path, threads=1,
     )  # fmt: skip
     CASE(asked, LongCaseOptions(as_json=True))
     printed = json.loads(capsys.readouterr().out)
@@ -384,23 +388,23 @@ def test_read_run_adds_up_bytes_over_lives_and_ends_with_the_tokens_wanted(tmp_p
     log_of(tmp_path, 0, [[contributed(1.0), certified(1, 10.0, 100, 10), certified(2, 12.0, 200, 20)]])
     log_of(tmp_path, 1, [[contributed(2.0), certified(1, 10.5, 7, 0)], [contributed(2.0), certified(3, 14.0, 5, 1)]])
     bench = tiny(tokens=2 * ROUND_TOKENS)
-    run = read_run(bench, report_of(bench, [6.0, 5.0, 4.0]), tmp_path)
-    assert [(p.round, p.tokens, p.wire_bytes, p.val_loss) for p in run.points] == [
+    run = read_run(bench, 1, report_of(bench, [6.0, 5.0, 4.0]), tmp_path)
+    assert [(p.round, p.tokens, p.wire_bytes, p.val_loss) for p in run.curve] == [
         (0, 0, 0, 8.0),
         (1, ROUND_TOKENS, 117, 6.0),
         (2, 2 * ROUND_TOKENS, 227, 5.0),
     ]
     assert run.tokens_per_s == 2 * ROUND_TOKENS / 4.0
-    assert run.ideal_tokens_per_s == STEPS * STEP_TOKENS * (1 + 1 / 2)
+    # The sum of the nodes' speeds is STEPS * STEP_TOKENS * (1 + 1/2).
     assert run.rate_ratio == pytest.approx(2 * 2 / 4 / 1.5)
-    churned = read_run(dataclasses.replace(bench, churn=0.25), report_of(bench, [6.0, 5.0, 4.0]), tmp_path)
-    assert (churned.points, churned.rate_ratio) == (run.points, None)
+    churned = read_run(dataclasses.replace(bench, churn=0.25), 1, report_of(bench, [6.0, 5.0, 4.0]), tmp_path)
+    assert (churned.curve, churned.rate_ratio) == (run.curve, None)
 
 
 def test_read_run_ends_with_the_first_round_after_the_tokens_whose_loss_is_known(tmp_path: Path) -> None:
     log_of(tmp_path, 0, [[certified(number, 10.0 + number, number, 0) for number in range(1, 5)]])
-    run = read_run(tiny(tokens=2 * ROUND_TOKENS), report_of(tiny(tokens=1), [6.0, None, 4.0, 3.0]), tmp_path)
-    assert [(p.round, p.tokens, p.val_loss) for p in run.points] == [
+    run = read_run(tiny(tokens=2 * ROUND_TOKENS), 1, report_of(tiny(tokens=1), [6.0, None, 4.0, 3.0]), tmp_path)
+    assert [(p.round, p.tokens, p.val_loss) for p in run.curve] == [
         (0, 0, 8.0),
         (1, ROUND_TOKENS, 6.0),
         (3, 3 * ROUND_TOKENS, 4.0),
@@ -410,9 +414,9 @@ def test_read_run_ends_with_the_first_round_after_the_tokens_whose_loss_is_known
 def test_read_run_does_not_take_an_earlier_loss_for_the_last_one(tmp_path: Path) -> None:
     bench = tiny(tokens=2 * ROUND_TOKENS)
     with pytest.raises(NetworkError, match="nobody evaluated the state after round 2"):
-        read_run(bench, report_of(bench, [6.0, None]), tmp_path)
+        read_run(bench, 1, report_of(bench, [6.0, None]), tmp_path)
     log_of(tmp_path, 0, [[certified(1, 10.0, 1, 1)]])
-    short = read_run(bench, report_of(bench, [6.0]), tmp_path)
+    short = read_run(bench, 1, report_of(bench, [6.0]), tmp_path)
     assert (short.sound, short.rate_ratio) == (False, None)  # one round of two: too short
 
 
@@ -471,12 +475,140 @@ async def test_slow_node_has_its_trainer_running_for_the_wanted_share_of_the_tim
     assert spans == pytest.approx([0.75 * period_s, 0.25 * period_s] * 9 + [0.75 * period_s])
 
 
-# -- results -------------------------------------------------------------------------------------------------
+# -- what is kept ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    return measure(tiny(tokens=2 * ROUND_TOKENS), (1, 2, 3), tmp_path_factory.mktemp("train"), in_process=True)
+    return measure(tiny(tokens=2 * ROUND_TOKENS), (1, 2, 3), tmp_path_factory.mktemp("train"))
+
+
+class Interruption(KeyboardInterrupt):
+    """Stands for a signal."""
+
+
+def interrupt_after(points: int) -> Callable[[Sequence[Point]], None]:
+    def tell(curve: Sequence[Point]) -> None:
+        if len(curve) == points:
+            raise Interruption
+
+    return tell
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])
+def test_resumed_synchronous_curve_is_the_uninterrupted_one_to_the_bit(optimizer: str, tmp_path: Path) -> None:
+    inner = {"optimizer": optimizer, "warmup_tokens": 8 * ROUND_TOKENS}
+    bench, path = tiny(keys={"inner": inner}, options=TINY | {"width": 64}), tmp_path / "checkpoint"
+    manifest = bench.manifest(1, [NOBODY])
+    whole = train_synchronously(manifest, members=2, rounds=4)
+    for points in (2, 4):
+        with pytest.raises(Interruption):
+            train_synchronously(manifest, members=2, rounds=4, tell=interrupt_after(points), checkpoint=path)
+    told: list[int] = []
+    resumed = train_synchronously(
+        manifest, members=2, rounds=4, tell=lambda curve: told.append(len(curve)), checkpoint=path
+    )
+    assert (resumed, told) == (whole, [5])  # one round was left
+    assert train_synchronously(manifest, members=2, rounds=3, checkpoint=path) == whole
+    assert whole[-1].val_loss < whole[3].val_loss  # and is no matter of chance
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (damage, "it is cut short"),
+        (lambda path: path.write_bytes(b""), "it is cut short"),
+        (lambda path: torch.set_num_threads(2), "of other settings, or another number of threads"),
+    ],
+)
+def test_checkpoint_that_cannot_be_gone_on_from_is_told_and_replaced(
+    change: Callable[[Path], object], why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest, path = tiny().manifest(1, [NOBODY]), tmp_path / "checkpoint"
+    train_synchronously(manifest, members=2, rounds=1, checkpoint=path)
+    change(path)
+    told: list[int] = []
+    train_synchronously(manifest, members=2, rounds=1, tell=lambda curve: told.append(len(curve)), checkpoint=path)
+    assert told == [1, 2]
+    (line,) = caplog.messages
+    assert why in line
+    assert line.endswith(": synchronous training begins anew")
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Path:
+    """The folder of a run of two seeds that ended amid the second's synchronous curve."""
+    caplog.set_level("INFO", "shoal.progress")
+
+    def show(text: str, share: float | None = None) -> None:
+        if text.startswith("synchronous, seed 2: round 2 of 3"):
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        measure(tiny(tokens=2 * ROUND_TOKENS), (1, 2), tmp_path, show=show, command="this one")
+    return tmp_path
+
+
+def test_interrupted_run_leaves_what_it_has_and_is_gone_on_from(
+    interrupted: Path, result: TrainResult, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = load_result(interrupted / RESULT)
+    assert left.commands == ("this one",)
+    assert left.seeds[0] == result.seeds[0]
+    assert left.seeds[1] == msgspec.structs.replace(result.seeds[1], sync_curve=result.seeds[1].sync_curve[:3])
+    monkeypatch.setattr(bench_train, "train_locally", None)  # of both seeds it is there
+    caplog.clear()
+    again = measure(tiny(tokens=2 * ROUND_TOKENS), (1, 2), interrupted)
+    assert again.seeds == result.seeds[:2]
+    assert [line for line in caplog.messages if line.startswith("synchronous")] == [
+        line for line in caplog.messages if line.startswith("synchronous, seed 2: round 3 of 3")
+    ]
+    assert (interrupted / RESULT).read_bytes() == to_json(again)
+
+
+def test_run_of_other_settings_or_length_is_not_gone_on_from(
+    interrupted: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.clear()
+    longer = measure(tiny(), (1,), interrupted)
+    assert longer.seeds[0].ended_with(3 * ROUND_TOKENS)
+    assert "of seed 1 is another run than is asked for, and is replaced" in caplog.text
+    caplog.clear()
+    other = measure(tiny(keys={"round": {"chunk_values": 4096}}), (1,), interrupted)
+    assert f"{interrupted / RESULT} is of other settings: it is written anew" in caplog.messages
+    assert other.seeds[0].ended_with(3 * ROUND_TOKENS)
+    assert other.seeds[0].sync_curve == longer.seeds[0].sync_curve  # which is the same, and was not made again
+    assert not [line for line in caplog.messages if line.startswith("synchronous")]
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    threaded = measure(tiny(keys={"round": {"chunk_values": 4096}}), (1,), interrupted, threads=None).seeds[0]
+    assert (threaded.sync_threads, other.seeds[0].sync_threads, torch.get_num_threads()) == (2, 1, 1)
+    assert "another number of threads: synchronous training begins anew" in caplog.text
+    assert threaded.sync_curve[-1].val_loss == pytest.approx(other.seeds[0].sync_curve[-1].val_loss, abs=1e-4)
+
+
+def test_each_evaluation_of_the_curve_is_a_line_with_its_round_its_end_and_what_is_known(
+    interrupted: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = [record.getMessage() for record in caplog.get_records("setup")]
+    lines = [line for line in told if line.startswith("synchronous, seed 1")]
+    assert [line.partition(",")[2][:16] for line in lines] == [f" seed 1: round {number}" for number in range(4)]
+    assert f"round 2 of 3, {2 * ROUND_TOKENS:,} tokens, loss " in lines[2]
+    assert ["to end at" in line for line in lines] == [False, True, True, True]
+    ((_, _, known),) = [line.partition("token efficiency of diloco ") for line in lines[3:]]
+    assert known == f"{load_result(interrupted / RESULT).seeds[0].ending.efficiency:.3f} so far"
+
+
+def test_end_is_told_by_the_time_of_the_rounds_made_since_it_went_on() -> None:
+    assert bench_train._end([(100.0, 7)], rounds=10) == ""
+    end = datetime.datetime.fromtimestamp(100.0 + 120.0 + 180.0)
+    assert bench_train._end([(100.0, 6), (220.0, 8)], rounds=10) == f", to end at {end:%H:%M}"
+
+
+# -- results -------------------------------------------------------------------------------------------------
 
 
 def test_measure_gives_medians_and_ratios_over_seeds(result: TrainResult) -> None:
@@ -504,21 +636,21 @@ def test_baseline_is_taken_over_only_if_it_is_of_the_same_run(result: TrainResul
     path.write_bytes(to_json(marked))
     marked = load_result(path)
     bench = tiny(tokens=2 * ROUND_TOKENS, codec="fp32")
-    again = measure(bench, (2,), tmp_path, in_process=True, baseline=marked)
+    again = measure(bench, (2,), tmp_path, baseline=marked)
     assert again.sync_val_loss == 9.0
     assert again.sync_wire_bytes == result.sync_wire_bytes
     alone = measure(
         tiny(nodes=1, tokens=2 * ROUND_TOKENS, inner_steps=2, options=TINY | {"batch": 8}), (2,), tmp_path,
-        in_process=True, baseline=marked,
+        baseline=marked,
     )  # fmt: skip
     assert alone.sync_val_loss == 9.0  # the same global batch, dealt to fewer nodes in shorter rounds
     assert (alone.sync_wire_bytes, alone.seeds[0].sync_round_steps) == (0, STEPS)
-    longer = measure(tiny(tokens=4 * ROUND_TOKENS), (2,), tmp_path, in_process=True, baseline=marked)
+    longer = measure(tiny(tokens=4 * ROUND_TOKENS), (2,), tmp_path, baseline=marked)
     assert longer.sync_val_loss < 9.0  # of four rounds, and the baseline has three
     with pytest.raises(ConfigError, match="another global batch"):
-        measure(tiny(nodes=4), (2,), tmp_path, in_process=True, baseline=marked)
+        measure(tiny(nodes=4), (2,), tmp_path, baseline=marked)
     with pytest.raises(ConfigError, match="inner settings; leave it out"):
-        measure(tiny(keys={"inner": {"lr": 0.5}}), (2,), tmp_path, in_process=True, baseline=marked)
+        measure(tiny(keys={"inner": {"lr": 0.5}}), (2,), tmp_path, baseline=marked)
 
 
 def _worse(point: Point) -> Point:
@@ -647,6 +779,21 @@ def test_seeds_in_one_process_count_where_they_agree_with_real_nodes(result: Tra
     assert [(run.seed, run.in_process) for run in far.counted] == [(1, False)]
     unknown = row_of(result, real, other)
     assert unknown.counted == (real,)
+
+
+@pytest.mark.parametrize(("points", "known"), [(0, False), (1, False), (2, False), (3, True), (6, True)])
+def test_efficiency_is_known_once_the_synchronous_curve_has_passed_the_loss(
+    result: TrainResult, points: int, known: bool
+) -> None:
+    whole = run_of(1, 8.0, 8.0, 4.0, 4.0, 4.0, 1.0)  # 4.2 in the mean of five, and the curve has 6, then 4
+    run = msgspec.structs.replace(whole, sync_curve=SYNC_CURVE[:points])
+    row = row_of(result, run, msgspec.structs.replace(run, seed=2))
+    assert (row.sync_tokens is not None, row.efficiency_row is not None) == (known, known)
+    expected = whole.ending.efficiency if known else max(0, points - 1) * 1e6 / whole.ending.tokens  # at least
+    assert row.efficiency.median == expected
+    assert (row.sync_val_loss, row.loss_ratio is None) == ((3.2, False) if points == 6 else (None, True))
+    assert row.byte_ratio.median == (whole.byte_ratio if points > 1 else 0)  # each step costs the same
+    assert (row.byte_row is None) == (points <= 1)
 
 
 def test_a_disturbed_row_is_held_against_the_undisturbed_one(result: TrainResult) -> None:
