@@ -39,7 +39,8 @@ def card(options: CardOptions) -> None:
     """Show what this node gave its swarm, as a card that it signs; or check another's.
 
     Everybody who has the swarm's chain can check in how many rounds a node was listed: `shoal card --check FILE`, with
-    any member's data folder or checkpoint as --data-dir. Its tokens are its own word.
+    any member's data folder or checkpoint as --data-dir. What it gave, in rounds and tokens, is its own word: its page
+    says the same.
     """
     from shoal.node.card import make_card, problems_of, read_card
     from shoal.node.state.store import write_atomically
@@ -65,7 +66,9 @@ def to_lines(card: Card) -> list[str]:
     """The card for people."""
     since = "" if card.since is None else time.strftime(", since %Y-%m-%d", time.localtime(card.since))
     gave = (
-        f"gave {card.tokens:,} tokens" if card.tokens else "gave nothing yet: it was paused, or came too late to count"
+        f"gave {card.tokens:,} tokens in {count(card.gave_rounds, 'round')}"
+        if card.gave_rounds
+        else "gave nothing yet: it was paused, or came too late to count"
     )
     return [
         f"swarm      {in_one_line(card.name)}, {card.swarm[:16]}…",

@@ -34,6 +34,8 @@ OUTSIDE_EXPECTED = 1024
 DEFAULT_INNER_STEPS = 100
 DEFAULT_AGENT_ROUNDS = 8
 """Inner steps where policies are averaged: each is a round of an agent."""
+TRIAL_DEADLINE_S = 20.0
+"""For importing and making a class of the founder's own; one that takes longer is not judged here."""
 DEFAULT_WORKLOAD = "text"
 DEFAULT_NAME = "shoal"
 
@@ -87,7 +89,6 @@ def init(options: InitOptions) -> None:
     from shoal.node.founded import remember
     from shoal.node.state.binding import check_free_for
     from shoal.node.state.store import write_atomically
-    from shoal.node.workload import missing_module
 
     _refuse_to_overwrite(options)
     _check_workload(options.workload)
@@ -112,10 +113,8 @@ def init(options: InitOptions) -> None:
         f"next: read {options.output}, and change it now: that makes another swarm of it; then "
         f"{_next(options, kept=kept)}, and `shoal link` there says how others join"
     )
-    if (missing := missing_module(options.workload)) is not None:
-        typer.echo(
-            f"note: there is no module {missing!r} here; `shoal run` wants it where it starts, or installed", err=True
-        )
+    if (fault := _fault_of(manifest)) is not None:
+        typer.echo(f"note: {fault}", err=True)
 
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
@@ -209,6 +208,23 @@ def _check_workload(name: str) -> None:
         return
     hint = did_you_mean(name, known, f"; installed are {', '.join(known)}")
     raise ConfigError(f"--workload: {name!r} is not installed here{hint}")
+
+
+def _fault_of(manifest: Manifest) -> str | None:
+    """Return what is wrong with code of the founder's own, as far as a trial tells soon; None for an installed name."""
+    from shoal.node.doctor import run_trial
+    from shoal.node.doctor_trial import TrialRequest
+    from shoal.node.workload import missing_module
+
+    name = manifest.workload.name
+    if ":" not in name:
+        return None
+    if (missing := missing_module(name)) is not None:
+        return f"there is no module {missing!r} here; `shoal run` wants it where it starts, or installed"
+    is_policy = manifest.rollouts is not None
+    trial = TrialRequest(device="cpu", workload=name, is_policy=is_policy, is_made_only=True)
+    report = run_trial(trial, deadline_s=TRIAL_DEADLINE_S)
+    return report.error if report.torch else None  # else it was not tried: torch takes long, or is not here
 
 
 def _tasks_told(manifest: Manifest) -> str:

@@ -1,7 +1,8 @@
 """A card: what a node gave a swarm, signed by it, which anyone can hold against the swarm's chain.
 
     what the chain shows as well     in how many certified rounds the node was listed, from which on, up to which one
-    what the node says by itself     tokens that it contributed to them, and since when, as its event log has them
+    what the node says by itself     in how many its work was counted, with how many tokens, and since when, as its
+                                     event log has them (`Gave`, as on the page)
 
 Who is listed after a round reported its state: its work counts in the next one, or it paused.
 """
@@ -36,6 +37,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The card of one node. swarm, certificate, signature: in hex. since: in seconds since 1970, None if not known.
 
     rounds: certified ones after which it was listed. first: of them. last: that there was, with its certificate.
+    gave_rounds: those that counted its work.
     """
 
     swarm: str
@@ -45,6 +47,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     first: int
     last: int
     certificate: str
+    gave_rounds: int
     tokens: int
     since: float | None
     signature: str = ""
@@ -82,6 +85,7 @@ def make_card(data_dir: Path) -> Card:
         first=listed[0].state_round,
         last=last.state_round,
         certificate=last.hash.hex(),
+        gave_rounds=gave.rounds,
         tokens=gave.tokens,
         since=gave.since,
     )

@@ -418,9 +418,8 @@ def run_trial(wanted: TrialRequest, *, deadline_s: float) -> TrialReport:
     if not reports:
         return TrialReport(error=last or "the trainer's process said nothing")
     report = msgspec.json.decode(reports[-1], type=TrialReport)
-    unfinished = (
-        wanted.workload is not None and not wanted.is_policy and report.tokens_per_s is None and report.error is None
-    )
+    trains = wanted.workload is not None and not (wanted.is_policy or wanted.is_made_only)
+    unfinished = trains and report.tokens_per_s is None and report.error is None
     return msgspec.structs.replace(report, error=last or "it ended early") if unfinished else report
 
 

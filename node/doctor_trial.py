@@ -32,12 +32,14 @@ REQUEST_LIMIT_BYTES = 1 << 20
 class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Order for a trial: a workload, None for the device alone. seconds: how long to make steps after the first.
 
-    is_policy: the name is a policy's, of which the size is told and no more.
+    is_policy: the name is a policy's, of which the size is told and no more. is_made_only: the workload is imported and
+    made, and does nothing.
     """
 
     device: str
     workload: str | None = None
     is_policy: bool = False
+    is_made_only: bool = False
     options: Mapping[str, Scalar] = {}
     data: str | None = None
     seed: int = 0
@@ -101,6 +103,8 @@ def _findings(request: TrialRequest, report: TrialReport) -> Iterator[TrialRepor
         yield msgspec.structs.replace(report, numel=_size_of_policy(request, request.workload))
         return
     workload = load_workload(request.workload, request.options, request.data)
+    if request.is_made_only:
+        return
     replica = Replica(workload, seed=request.seed, inner=request.inner, device=device, accumulate=request.accumulate)
     report = msgspec.structs.replace(report, numel=replica.layout.numel)
     yield report

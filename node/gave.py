@@ -1,4 +1,9 @@
-"""Work that a node gave its swarm, by its own event log: in rounds that were certified, and in tokens."""
+"""Work that a node gave its swarm, by its own event log: in certified rounds that counted it, and in tokens.
+
+The page and `shoal card` say the same of equal logs. In how many rounds a node was listed is another number, which the
+chain has: who comes amid a round, or is late, is listed after it and gave it nothing; who leaves with it gave, and is
+not listed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ class Gave:
         if isinstance(event, Contributed):
             self._announced[event.round] = event.tokens
         elif isinstance(event, Certified):
-            given = self._announced.get(event.round, 0)
+            given = self._announced.get(event.round, 0) if event.counted else 0  # else it counts in a later round
             self.rounds += given > 0
             self.tokens += given
             self._announced = {round: tokens for round, tokens in self._announced.items() if round > event.round}

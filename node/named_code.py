@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+from shoal.node.own_frames import own_place
 from shoal.node.pipe import one_line
 from shoal.protocol.errors import ConfigError, did_you_mean
 
@@ -27,8 +28,8 @@ def import_class(what: str, path: str) -> type:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             remedy = "start this where its file lies, or install it" if "" in sys.path else "install it"
             raise ConfigError(f"{what}: there is no module {error.name!r}; {remedy}") from None
-        remedy = "correct it" if isinstance(error, SyntaxError) else "install what it needs"
-        raise ConfigError(f"{what} cannot be imported: {one_line(error)}; {remedy}") from error
+        remedy = "install what it needs" if isinstance(error, ImportError) else "correct it"
+        raise ConfigError(f"{what} cannot be imported: {one_line(error)}{_place(error)}; {remedy}") from error
     found = getattr(module, class_name, None)
     if isinstance(found, type):
         return found
@@ -44,4 +45,12 @@ def made(what: str, make: Callable[[], T]) -> T:
     except ConfigError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise ConfigError(f"{what} cannot be made: {one_line(error)}; correct its options or its class") from error
+        raise ConfigError(
+            f"{what} cannot be made: {one_line(error)}{_place(error)}; correct its options or its class"
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """Return `, at FILE, line N` of the user's own code that raised; nothing for a SyntaxError, which says it."""
+    place = "" if isinstance(error, SyntaxError) else own_place(error.__traceback__)
+    return place and f",{place}"

@@ -97,7 +97,11 @@ LIVENESS_PERIOD_S = 30.0
 JOINING_PERIOD_S = 9.0
 """The same while it joins: by then it knows that it finds nobody (`shoal.node.discovery.finding.ALONE_S`)."""
 WARNING_PERIOD_S = 60.0
-"""Between two times that the user is warned of what the daemon says."""
+"""Between two times that the user is warned of one thing, such as what the daemon says."""
+WEIGHTLESS = (
+    "step(tokens=0) weighs nothing, and no round counts this work: give step() the number of tokens or samples that "
+    "each of the %s steps was made on"
+)
 SILENCES_LIMIT = 3
 PROGRESS_PERIOD_S = 1.0
 
@@ -148,8 +152,8 @@ class Swarm:
         self._paused = False
         self._alone = False  # as was said: without a quorum
         self._last_loss: float | None = None
-        self._warned_at = -math.inf
-        self._warned: set[str] = set()
+        self._weightless_steps = 0  # of the newest contribution, if it has no weight
+        self._warned_at: dict[str, float] = {}  # by what was said
         self._device = next(self._model.parameters()).device
         self._daemon: LoopDaemon | None = None
         self._client: LoopClient | None = None
@@ -380,8 +384,8 @@ class Swarm:
         if not self._overlapping:
             self._order = None
         self._snapshots.withdraw()
-        if not written.tokens:
-            self._warn_once("step(tokens=0) weighs nothing: give what each of the %s steps was made on", tally.steps)
+        self._weightless_steps = 0 if written.tokens else tally.steps
+        self._warn_if_weightless()
         client.send(
             Contribution(
                 number=written.number,
@@ -397,10 +401,22 @@ class Swarm:
             )
         )
 
-    def _warn_once(self, text: str, value: float) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
+    def _warn_if_weightless(self) -> None:
+        """Warn while the newest contribution counts for nothing: with every round, and in a wait for one."""
+        if self._weightless_steps:
+            self._warn(WEIGHTLESS, self._weightless_steps)
+
+    def _warn(self, text: str, value: float) -> None:
+        if self._is_due(text):
             logger.warning(text, value)
+
+    def _is_due(self, what: str) -> bool:
+        """True once a `WARNING_PERIOD_S`: then the user is to be told."""
+        now = time.monotonic()
+        due = now - self._warned_at.get(what, -math.inf) >= WARNING_PERIOD_S
+        if due:
+            self._warned_at[what] = now
+        return due
 
     # -- orders ----------------------------------------------------------------------------------------------
 
@@ -480,9 +496,9 @@ class Swarm:
         if status is None:
             return False
         logger.info("waiting for the swarm: round %s, %s", status.get("round"), status.get("phase"))
+        self._warn_if_weightless()
         alerts = _alerts_in(status)
-        if alerts and time.monotonic() - self._warned_at >= WARNING_PERIOD_S:
-            self._warned_at = time.monotonic()
+        if alerts and self._is_due("alerts"):
             for alert in alerts:
                 warnings.warn(alert, SwarmWarning, stacklevel=2)
         return True
@@ -583,7 +599,7 @@ class Swarm:
                 self.held_out = value = self._ranks.mean(value)
                 self._held_out_round = self.round
                 if not math.isfinite(value):
-                    self._warn_once(NOT_FINITE, value)
+                    self._warn(NOT_FINITE, value)
             finally:
                 self._flat.scatter(local)
         if value is not None:

@@ -223,6 +223,8 @@ def _check_options(
     if "data" in parameters:
         if data is not None:
             arguments["data"] = data
+        elif parameters["data"].default is inspect.Parameter.empty:
+            raise ConfigError(f"workload {name!r} reads data; give their path with --data")
     elif data is not None:
         raise ConfigError(f"workload {name!r} reads no data; leave --data out")
     try:

@@ -416,8 +416,9 @@ class RoundEnded(Event, frozen=True, kw_only=True):
 class Certified(RoundEnded, frozen=True, kw_only=True):
     """A round has its certificate, and its state is applied here.
 
-    coverage: the share of (chunk, contributor) pairs that were included. total_s: until the state was applied;
-    kept_s: how long test mode then took to keep what is recomputed. Bytes count since the process started.
+    coverage: the share of (chunk, contributor) pairs that were included. counted: what this node announced for the
+    round, if anything, is in it. total_s: until the state was applied; kept_s: how long test mode then took to keep
+    what is recomputed. Bytes count since the process started.
     """
 
     term: str = "0.0"
@@ -426,6 +427,7 @@ class Certified(RoundEnded, frozen=True, kw_only=True):
     view: int = 0
     members: tuple[str, ...] = ()
     contributors: int = 0
+    counted: bool = True
     coverage: float = 0.0
     reduce_s: float = 0.0
     total_s: float = 0.0

@@ -159,12 +159,18 @@ class RoundLog:
         )
 
     def certified(
-        self, certificate: Certificate, finals: Finals, *, times: Mapping[str, float], traffic: Mapping[str, int]
+        self,
+        certificate: Certificate,
+        finals: Finals,
+        *,
+        me: PeerId,
+        times: Mapping[str, float],
+        traffic: Mapping[str, int],
     ) -> None:
         """Write that the round has its certificate, and its state is applied. `traffic`: bytes since the node started.
 
-        times: in seconds: `reduce_s`; `total_s`, until the state was applied; and `kept_s`, how long test mode then
-        took to keep what is recomputed.
+        me: this node, which it may have counted. times: in seconds: `reduce_s`; `total_s`, until the state was applied;
+        and `kept_s`, how long test mode then took to keep what is recomputed.
         """
         value = certificate.value
         self._log.write(
@@ -176,6 +182,7 @@ class RoundLog:
                 view=certificate.view,
                 members=tuple(value.members),
                 contributors=len(finals.counted),
+                counted=me in finals.counted,
                 coverage=finals.coverage,
                 tokens=value.tokens,
                 reduce_s=round(times["reduce_s"], 6),

@@ -120,8 +120,9 @@ class StateTransition:
         seconds = trio.current_time() - self._round_started
         kept_s = await trio.to_thread.run_sync(self._p.audit.applied, value.term, finals)
         times = {"reduce_s": candidate.seconds, "total_s": seconds, "kept_s": kept_s}
-        self._p.log.certified(certificate, finals, times=times, traffic=self._p.traffic_bytes())
-        idle = self._p.training_client.paused and self._p.identity.peer_id not in finals.counted
+        me = self._p.identity.peer_id
+        self._p.log.certified(certificate, finals, me=me, times=times, traffic=self._p.traffic_bytes())
+        idle = self._p.training_client.paused and me not in finals.counted
         self._p.on_progress(
             RoundCertified(
                 round=value.round,

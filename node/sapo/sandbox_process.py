@@ -22,9 +22,10 @@ import select
 import signal
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -37,6 +38,10 @@ RESULT_DESCRIPTOR = 3
 FRAME_LIMIT_BYTES = 4 << 20
 LOCKING_LIMIT_S = 10.0
 """From fork to locked, on a busy machine."""
+AGAIN_S = 1.0
+"""A score that catches that it takes too long is interrupted so often."""
+AT_ONCE_S = 1e-6
+"""For a timer whose time is over; 0 would stop it."""
 _MAKES_CODE = frozenset(("exec", "compile", "code.__new__", "marshal.loads", "pickle.find_class"))
 """Events of making or running code, or calling what a text names. Calls of libraries through ctypes need one first."""
 SCORE = struct.Struct("<dI")
@@ -125,7 +130,7 @@ class Worker:
         family = self._families[order.family]
         task = family.make(msgspec.msgpack.decode(order.config), order.seed, order.index)
         if order.family not in self._warm:  # imports on first use cannot happen in a child
-            with limited(self._begin.warm_up_limit_s):
+            with suppress(Overdue), limited(self._begin.warm_up_limit_s):
                 family.warm_up(task)
             self._warm.add(order.family)
             gc.collect()
@@ -173,24 +178,35 @@ class Worker:
 
 
 class Overdue(BaseException):
-    """A score takes too long; no family catches this."""
+    """A score takes too long; no family catches this, or not for long."""
 
 
 @contextmanager
 def limited(limit_s: float) -> Iterator[None]:
-    """Leave the context after so long, whatever is computed in it. In the main thread."""
+    """Raise Overdue in the context after so long, whatever is computed in it, and again while it goes on.
 
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise Overdue
+    In the main thread, where alone Python interrupts anything; in others nothing is limited.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    began, within = time.monotonic(), True
 
-    signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    def interrupt(number: int, frame: object) -> None:
+        if within:
+            raise Overdue
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    left_s, again_s = signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_S)
     try:
         yield
-    except Overdue:
-        pass
     finally:
+        within = False  # before anything is called, where an alarm would come through
+        if left_s:
+            left_s = max(AT_ONCE_S, left_s - (time.monotonic() - began))
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, left_s, again_s)
 
 
 def _read_score(reader: int, deadline: float) -> tuple[float, int] | None:

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 
 from shoal.node.sapo.tasks import TaskFamily
@@ -24,8 +20,6 @@ ROUNDING = 1e-6
 """So far outside of 0 to 1 a sum of shares may come to lie."""
 VERDICT_TEXTS = 64
 """Where each of the first so many texts failed, it is not the texts."""
-DIRECT_LIMIT_S = 30.0
-"""A scorer that runs in the agent is told of when all texts of a task took so long."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +49,6 @@ class Faults:
         """Note texts that have no reward, not even 0, and why."""
         self._texts[family.name] += texts
         self._note(family, what, texts, worth="left out")
-
-    @contextmanager
-    def watched(self, family: TaskFamily, limit_s: float = DIRECT_LIMIT_S) -> Iterator[None]:
-        """Tell, from another thread, of a scorer that this thread waits for longer than that, and where it is."""
-        waits = threading.get_ident()
-        timer = threading.Timer(limit_s, _tell_of_wait, (family, waits, limit_s))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _note(self, family: TaskFamily, what: str, texts: int, *, worth: str = "worth 0") -> None:
         self.newest[family.name] = what
@@ -107,11 +89,3 @@ def line_in(file: str, trace: TracebackType | None) -> int:
             line = trace.tb_lineno
         trace = trace.tb_next
     return line
-
-
-def _tell_of_wait(family: TaskFamily, waits: int, limit_s: float) -> None:
-    file, frame = scorer_file(family), sys._current_frames().get(waits)
-    while frame is not None and frame.f_code.co_filename != file:
-        frame = frame.f_back
-    where = "" if frame is None else f", at {file}, line {frame.f_lineno}"
-    logger.warning("score() of family %r has taken %g s so far%s; correct it", family.name, limit_s, where)

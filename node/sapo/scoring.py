@@ -5,26 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, Sandbox
+from shoal.node.sapo.sandbox_process import Overdue, limited
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scorer_faults import Faults, line_in, of_shoal, scorer_file
 from shoal.node.sapo.tasks import Task, TaskFamily, TaskSource
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, TaskRef
 
+DIRECT_LIMIT_S = 30.0
+"""Time for one text that is scored in this process."""
+
 
 class Scorer:
     """Scores texts against tasks of one source. A context manager; not for several threads at once.
 
-    A text that is no valid Unicode, is too long, or kills or exhausts its scoring is worth 0.0. Texts of one task share
-    a bound in time (`task_limit_s`), so the time of a batch is at most that of its tasks.
+    A text that is no valid Unicode, is too long, or kills or exhausts its scoring is worth 0.0. In the sandbox texts of
+    one task share a bound in time (`task_limit_s`), so the time of a batch is at most that of its tasks. Here each has
+    its own (`direct_limit_s`), and a task's texts after one that takes longer are not tried. What Python
+    computes or waits for is interrupted, a library that never comes back to Python is not.
     """
 
     def __init__(
-        self, source: TaskSource, *, text_limit_s: float = TEXT_LIMIT_S, task_limit_s: float = TASK_LIMIT_S
+        self,
+        source: TaskSource,
+        *,
+        text_limit_s: float = TEXT_LIMIT_S,
+        task_limit_s: float = TASK_LIMIT_S,
+        direct_limit_s: float = DIRECT_LIMIT_S,
     ) -> None:
         self._source = source
         self._text_limit_s = text_limit_s
         self._task_limit_s = task_limit_s
+        self._direct_limit_s = direct_limit_s
         self._sandbox: Sandbox | None = None
         self._faults = Faults()
 
@@ -42,8 +54,7 @@ class Scorer:
     def check(self) -> None:
         """Score a right answer of each family of a user's own that knows one.
 
-        Raises ConfigError, one line, where `score` raises for it, returns what is no reward, or takes too long for it
-        in the sandbox. Of one that never answers here, in `direct`, its user is told, and no more.
+        Raises ConfigError, one line, where `score` raises for it, returns what is no reward, or takes too long for it.
         """
         for kind in self._source.table.kinds:
             family = self._source.families[kind.family]
@@ -98,12 +109,26 @@ class Scorer:
     def _score_task(self, task: Task, texts: Sequence[str], own: bool) -> Sequence[float | None]:
         family = self._source.family(task)
         if family.scoring == "direct" and (own or family.peer_safe):
-            with self._faults.watched(family):
-                return [score_directly(self._faults, family, task, text) for text in texts]
+            return self._score_directly(family, task, texts)
         if not own and not family.peer_safe:
             why = "executes it" if family.executes_text else f"cannot be scored safely: {missing_sandbox()}"
             raise LocalError(f"text from peers for {family.name!r}, which {why}")
         return self._running_sandbox().score(task, texts)
+
+    def _score_directly(self, family: TaskFamily, task: Task, texts: Sequence[str]) -> Sequence[float | None]:
+        """Score in this process, up to a text that takes too long."""
+        rewards: list[float | None] = []
+        try:
+            for text in texts:
+                with limited(self._direct_limit_s):
+                    rewards.append(score_directly(self._faults, family, task, text))
+        except Overdue as error:
+            file, left = scorer_file(family), len(texts) - len(rewards)
+            place = f", at {file}, line {line_in(file, error.__traceback__)}," if file else ""
+            what = f"score() of family {family.name!r}{place} took more than {self._direct_limit_s:g} s"
+            self._faults.left_out(family, what, left)
+            rewards += [None] * left
+        return rewards
 
     def _running_sandbox(self) -> Sandbox:
         if self._sandbox is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli import init as init_command
 from shoal.cli.main import execute
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest
@@ -39,15 +40,70 @@ def test_init_for_loops_of_ones_own_says_how_one_takes_part(tmp_path: Path, caps
     )
 
 
-@pytest.mark.parametrize("name", ["wll:Shapes", "wll.deep:Shapes", "wl:Shapes", "json:Shapes"])
-def test_init_says_that_a_module_is_not_there_and_imports_none(
+@pytest.mark.parametrize("name", ["wll:Shapes", "wll.deep:Shapes"])
+def test_init_says_that_a_module_is_not_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "wl.py").write_text("raise SystemExit('imported')\n")
     assert init(tmp_path, "--workload", name) == 0
     note = "note: there is no module 'wll' here; `shoal run` wants it where it starts, or installed\n"
-    assert capsys.readouterr().err == (note if name.startswith("wll") else "")
+    assert capsys.readouterr().err == note
+
+
+OWN = """
+import pathlib
+pathlib.Path("imported").touch()
+
+class Right:
+    metric = "error"
+    build = batches = loss = evaluate = print
+
+class Raises(Right):
+    def __init__(self):
+        self.table = {}["a"]
+
+class Asks(Right):
+    def __init__(self, width): ...
+
+class Reads(Right):
+    def __init__(self, data): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own:Right", None),
+        ("own:Raises", " cannot be made: KeyError: 'a', at {folder}/own.py, line 11; correct its options or its class"),
+        ("own:Asks", ": missing a required argument: 'width'; give it in [workload.options], or a default in __init__"),
+        ("own:Reads", " reads data; give their path with --data"),
+        ("amiss:Own", " cannot be imported: SyntaxError: expected ':' (amiss.py, line 1); correct it"),
+    ],
+)
+def test_init_tries_the_code_that_its_user_names_and_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, said: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "amiss.py").write_text("class Own\n")
+    monkeypatch.setattr(init_command, "TRIAL_DEADLINE_S", 200.0)  # on a machine that is busy with tests
+    assert init(tmp_path, "--workload", name) == 0
+    note = "" if said is None else f"note: workload '{name}'{said.format(folder=tmp_path)}\n"
+    assert capsys.readouterr().err == note
+    assert (tmp_path / "imported").exists() is name.startswith("own:")
+    assert load_manifest(tmp_path / "swarm.toml").workload.name == name
+
+
+def test_init_imports_nothing_for_an_installed_workload_and_judges_nothing_that_takes_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    assert init(tmp_path, "--workload", "regression") == 0
+    monkeypatch.setattr(init_command, "TRIAL_DEADLINE_S", 0.01)
+    assert init(tmp_path, "--force", "--workload", "own:Raises") == 0
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "imported").exists()
 
 
 def test_name_of_a_node_names_a_swarm_as_it_did_and_says_so(

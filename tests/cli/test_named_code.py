@@ -143,6 +143,7 @@ def test_folder_that_somebody_sent_with_its_keys_runs_nothing(tmp_path: Path) ->
     made = run_copy(init, sent, theirs, deadline_s=300)
     assert made.returncode == 0
     assert os.path.exists(sent / "data" / "authority.key")
+    (sent / "imported").unlink()  # by who founded it
     swarm = load_manifest(sent / "swarm.toml")
     (sent / "data" / "swarm").write_text(swarm.swarm_id.hex())
     done = shoal(sent, "run", "swarm.toml", "--data-dir", "data", "--rounds", "1", *QUIET)

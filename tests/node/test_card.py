@@ -10,8 +10,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shoal.cli.card import to_lines
 from shoal.cli.main import execute
+from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
 from shoal.node.card import DOMAIN, Card, make_card, problems_of, read_card
+from shoal.node.dashboard.model import Model
 from shoal.node.keys import NODE_KEY_NAME
+from shoal.node.reporting.event_log import read_log
 from shoal.node.reporting.events import Certified, Contributed, Event
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
@@ -36,6 +39,8 @@ def folder(tmp_path: Path) -> Path:
         Contributed(at=1003.0, round=2, tokens=50),
         Certified(at=1004.0, round=2, digest="d2"),
         Contributed(at=1005.0, round=3, tokens=1000),
+        Certified(at=1006.0, round=3, digest="d3", counted=False),  # it was late, and is listed after it
+        Contributed(at=1007.0, round=4, tokens=1000),
     ]
     (place / "events.jsonl").write_bytes(b"".join(map(logged, told)) + b"not an event\n")
     return place
@@ -46,8 +51,31 @@ def test_card_says_what_the_chain_shows_and_what_the_log_has_and_holds(folder: P
     chain = new_ledger().chain
     assert (card.swarm, card.peer) == (manifest_of().swarm_id.hex(), identity(1).peer_id)
     assert (card.rounds, card.first, card.last, card.certificate) == (2, 1, 2, chain.value(2).hash.hex())
-    assert (card.tokens, card.since) == (150, 1000.0), "the third round is not certified"
+    assert (card.gave_rounds, card.tokens, card.since) == (2, 150, 1000.0), "two of four rounds counted what it made"
     assert problems_of(card, folder) == []
+
+
+def test_card_and_page_say_the_same_of_what_was_given(folder: Path) -> None:
+    (folder / "events.jsonl").write_bytes(
+        b"".join(
+            map(
+                logged,
+                [
+                    Certified(at=1.0, round=1, digest="d1"),  # it came amid the round
+                    Contributed(at=2.0, round=2, tokens=70),
+                    Certified(at=3.0, round=2, digest="d2", counted=False),
+                    Contributed(at=4.0, round=3, tokens=140),  # what was late with it
+                    Certified(at=5.0, round=3, digest="d3"),
+                ],
+            )
+        )
+    )
+    model = Model()
+    for event in read_log(folder / "events.jsonl"):
+        model.hear(event)
+    model.see(SyntheticSwarm(peers=2, now=10.0, rounds=0).look(), 10.0, 10.0)
+    page, card = model.snapshot()["node"], make_card(folder)
+    assert (card.gave_rounds, card.tokens) == (page["gave_rounds"], page["gave_tokens"]) == (1, 140)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +127,7 @@ def test_command_writes_shows_and_checks(folder: Path, tmp_path: Path, capsys: p
     assert execute(["card", "-o", str(file), *where]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[2] == "listed     after 2 certified rounds from 1 on, up to 2"
-    assert told[3].startswith("own word   gave 150 tokens, since 19")
+    assert told[3].startswith("own word   gave 150 tokens in 2 rounds, since 19")
     assert read_card(file) == make_card(folder)
     assert execute(["card", "--check", str(file), *where]) == 0
     assert capsys.readouterr().out.endswith("signed by that node, and its rounds are as the certificates have them\n")
@@ -113,7 +141,7 @@ def test_command_writes_shows_and_checks(folder: Path, tmp_path: Path, capsys: p
 
 
 def test_a_node_that_was_listed_and_gave_nothing_says_so(folder: Path) -> None:
-    lines = to_lines(msgspec.structs.replace(make_card(folder), tokens=0, since=None))
+    lines = to_lines(msgspec.structs.replace(make_card(folder), gave_rounds=0, tokens=0, since=None))
     assert lines[2:] == [
         "listed     after 2 certified rounds from 1 on, up to 2",
         "own word   gave nothing yet: it was paused, or came too late to count",

@@ -233,8 +233,10 @@ def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
         joiner.start(join=[founder])
         first = joiner.wait("certified")
         assert joiner.events("round_started", round=first["round"])[0]["role"] == "joiner"
-        assert (len(first["members"]), first["contributors"]) == (2, 1)
-        assert joiner.certified(first["round"] + 1)["contributors"] == 2
+        assert (len(first["members"]), first["contributors"], first["counted"]) == (2, 1, False)
+        assert founder.certified(first["round"])["counted"]
+        both = joiner.certified(first["round"] + 1)
+        assert (both["contributors"], both["counted"]) == (2, True)
 
         folder = ["--data-dir", str(joiner.folder)]
         assert shoal("pause", *folder).returncode == 0

@@ -248,8 +248,8 @@ def test_code_that_a_file_names_is_tried_only_where_this_command_allows_it(
 ) -> None:
     """Also by its founder, whose node runs it without a word."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE)
     manifest = founded(tmp_path, "--workload", "mine:Mine")
+    (tmp_path / "mine.py").write_text(MINE)  # now: `shoal init` tries what is there
     asked: list[TrialRequest] = []
     monkeypatch.setattr(doctor, "run_trial", lambda wanted, deadline_s: asked.append(wanted) or TrialReport())
     monkeypatch.setattr(doctor, "disk_speed", lambda folder: doctor.arithmetic())

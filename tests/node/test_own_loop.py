@@ -61,6 +61,14 @@ def learn(model: torch.nn.Module, optimizer: torch.optim.Optimizer, number: int)
     return loss
 
 
+def weighs_nothing(steps: int) -> str:
+    """What a user is told whose work has no weight."""
+    return (
+        "step(tokens=0) weighs nothing, and no round counts this work: give step() the number of tokens or samples "
+        f"that each of the {steps} steps was made on"
+    )
+
+
 def test_work_is_contributed_once_across_anchors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
     bases, deltas, tokens, locals_, stood = [], [], [], [], []
@@ -566,8 +574,65 @@ def test_steps_that_weigh_nothing_and_a_loss_that_is_none_are_told_of(
     assert (str(told[0]), told[1]) == ("nan", 0)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "evaluate() returned nan, which is no loss: correct it, or lower the learning rate",
-        "step(tokens=0) weighs nothing: give what each of the 2 steps was made on",
+        weighs_nothing(steps=2),
     ]
+
+
+@pytest.mark.parametrize(("period_s", "times"), [(0.0, 3), (own_loop.WARNING_PERIOD_S, 1)])
+def test_work_without_weight_is_told_of_again_while_its_round_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, period_s: float, times: int
+) -> None:
+    """A member alone whose work has no weight waits for a round that none can end."""
+    model, optimizer = made()
+    monkeypatch.setattr(own_loop, "LIVENESS_PERIOD_S", 0.05)
+    monkeypatch.setattr(own_loop, "WAIT_S", 0.01)
+    monkeypatch.setattr(own_loop, "WARNING_PERIOD_S", period_s)
+    asked, asked_thrice = [], threading.Event()
+
+    def status(stand_in: StandIn) -> dict[str, object]:
+        asked.append(None)
+        if len(asked) == 3:  # what was said after the first two is in the log
+            asked_thrice.set()
+        return {"round": 1, "phase": "ready"}
+
+    monkeypatch.setattr(StandIn, "status", status)
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=1)
+        await end.contribution()
+        await end.wait(asked_thrice)
+        await end.send(Stop())
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        learn(model, optimizer, 0)
+        asked.clear()
+        assert not swarm.step(tokens=0)
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert set(warned) == {weighs_nothing(steps=1)}
+    assert len(warned) == times if times == 1 else len(warned) >= times
+
+
+def test_work_that_has_weight_again_is_told_of_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = made()
+    monkeypatch.setattr(own_loop, "WARNING_PERIOD_S", 0.0)
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        await end.apply(anchor, 0, fresh=True)
+        for round in range(1, 4):
+            await end.train(round, steps=1)
+            event, _ = await end.contribution()
+            await end.apply(anchor, round, taken=event.number)
+        await end.send(Stop())
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        for number, tokens in enumerate((0, 0, 1)):
+            learn(model, optimizer, number)
+            swarm.step(tokens=tokens)
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [weighs_nothing(steps=1)] * 2
 
 
 def test_a_second_loop_and_another_model_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

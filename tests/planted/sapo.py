@@ -13,9 +13,26 @@ SAPO: tuple[Bug, ...] = (
     ),
     bug(
         "a family catches that it takes too long",
-        "tests/node/sapo/test_scorer_faults.py::test_what_takes_too_long_is_interrupted",
+        "tests/node/sapo/test_scorer_faults.py::test_what_takes_too_long_is_interrupted_and_a_limit_around_it_stands",
         "class Overdue(BaseException):",
         "class Overdue(Exception):",
+    ),
+    bug(
+        "a family catches that it takes too long, and goes on",
+        "tests/node/sapo/test_scorer_faults.py"
+        "::test_direct_scorer_that_never_answers_is_interrupted_and_told_of_with_its_place",
+        "signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_S)",
+        "signal.setitimer(signal.ITIMER_REAL, limit_s)",
+    ),
+    bug(
+        "a direct scorer may take for ever",
+        "tests/node/sapo/test_scorer_faults.py"
+        "::test_direct_scorer_that_never_answers_is_interrupted_and_told_of_with_its_place",
+        """
+        with limited(self._direct_limit_s):
+            rewards.append(score_directly(self._faults, family, task, text))
+        """,
+        "rewards.append(score_directly(self._faults, family, task, text))",
     ),
     bug(
         "a process that scores outlives its node",

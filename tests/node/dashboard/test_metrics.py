@@ -160,6 +160,17 @@ def test_the_interface_lists_each_metric() -> None:
     assert set(re.findall(r"`([a-z_]+)`", paragraph[0])) - {"shoal_"} == named
 
 
+def test_grafana_says_why_a_panel_is_empty_in_a_swarm_without_rollouts() -> None:
+    swarm = SyntheticSwarm(peers=3, now=NOW, rounds=3)
+    names = {name for name, _ in scrape(metrics_of(swarm), swarm.look())}
+    empty = {}
+    for panel in json.loads(GRAFANA.read_text())["panels"]:
+        asked = re.findall(r"\b(?:shoal|process)_\w+", " ".join(target["expr"] for target in panel["targets"]))
+        if not names & set(asked):
+            empty[panel["title"]] = panel["fieldConfig"]["defaults"].get("noValue")
+    assert empty == {"Reward": "Rewards come where rollouts are shared."}
+
+
 def test_grafana_asks_only_for_metrics_that_a_node_has() -> None:
     swarm = SyntheticSwarm(peers=3, now=NOW, rounds=3, rollouts=True)
     names = {name for name, _ in scrape(metrics_of(swarm), swarm.look())}

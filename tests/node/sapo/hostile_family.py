@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +44,28 @@ class Returns(Executes):
 
     def solution(self, task: Task) -> str | None:
         return "1"
+
+
+class Stalls(Returns):
+    """Returns the text as a number, and where it is none takes long, in the way that it names."""
+
+    name = "stalls"
+    WAYS = ("computes", "sleeps", "matches", "catches")
+    LONG_S = 20.0
+
+    def score(self, task: Task, text: str) -> float:
+        ends_at = time.monotonic() + self.LONG_S
+        if text == "matches":  # in C, which holds Python's lock
+            re.match("(a+)+$", 30 * "a" + "!")
+        if text == "sleeps":
+            threading.Event().wait(self.LONG_S)
+        while text == "computes" and time.monotonic() < ends_at:
+            pass
+        if text == "catches":
+            with suppress(BaseException):
+                threading.Event().wait(self.LONG_S)
+            threading.Event().wait(self.LONG_S)
+        return float(text)
 
 
 class ReturnsInSandbox(Returns):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec import structs
 
 from shoal.node.child_process import Child, ChildRaised
 from shoal.node.pipe import Pause, Resume
+from shoal.node.sapo import engine
 from shoal.node.sapo.agent_messages import (
     AgentReport,
     Asked,
@@ -289,6 +291,25 @@ def test_a_trainer_is_evaluated_before_the_first_round_and_after_the_last_and_te
             assert (one.gradient_norm is not None) == (one.informative > 0)
 
     assert with_agent(body) == 0
+
+
+@pytest.mark.parametrize("endless", ["while True: pass", "re.match('(a+)+$', 64 * 'a' + '!')"])  # this holds the lock
+def test_agent_whose_direct_scorer_never_answers_ends_when_its_node_leaves(
+    endless: str, source: TaskSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "asked"
+    os.mkfifo(asked)
+    module = tmp_path / "families" / "even_tasks.py"
+    body_at = "    def score(self, task, text):\n"
+    begins = f"        import re\n        open({str(asked)!r}, 'w').close()\n        {endless}\n"
+    module.write_text(module.read_text().replace(body_at, body_at + begins))
+    monkeypatch.setattr(engine, "STOP_DEADLINE_S", 0.2)
+
+    async def body(child: Child[AgentReport]) -> None:
+        await child.send(begin(tmp_path))
+        await trio.to_thread.run_sync(asked.read_text)
+
+    assert with_agent(body) == -signal.SIGKILL
 
 
 def test_agent_without_its_tasks_says_why_in_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +17,7 @@ from shoal.node.sapo.scorer_faults import VERDICT_TEXTS, Faults
 from shoal.node.sapo.scoring import Scorer, score_directly
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.protocol.errors import ConfigError
-from tests.node.sapo.hostile_family import Hangs, Returns, ReturnsInSandbox
+from tests.node.sapo.hostile_family import Hangs, Returns, ReturnsInSandbox, Stalls
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "tests" / "node" / "sapo" / "hostile_family.py"
@@ -95,33 +97,36 @@ def test_scores_in_range_are_taken_as_they_are(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
-def test_scorer_that_is_waited_for_is_told_of_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
-    family, faults, over = Returns(), Faults(), threading.Event()
-    task = family.make({}, 1, 0)
+@pytest.mark.parametrize("text", Stalls.WAYS)
+def test_direct_scorer_that_never_answers_is_interrupted_and_told_of_with_its_place(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    family = Stalls()
+    task, other = (family.make({}, 1, index) for index in range(2))
+    source = TaskSource([TaskChoice(family=family, config={})])
+    with Scorer(source, direct_limit_s=0.1) as scorer:
+        texts = [(task, "0.25"), (task, text), (task, "0.5"), (other, "0.75")]
+        assert scorer.score_each(texts, own=True) == [0.25, None, None, 0.75]
+    ((level, line),) = told(caplog)
+    assert level == logging.WARNING
+    assert re.sub(r"line \d+", "line N", line) == (
+        f"score() of family 'stalls', at {FILE}, line N, took more than 0.1 s: 2 texts so far are left out; "
+        "correct it, to return 0 to 1"
+    )
+    first = Stalls.score.__code__.co_firstlineno
+    lines = FILE.read_text().splitlines()
+    (at,) = map(int, re.findall(r"line (\d+)", line))
+    assert first < at <= len(lines)
 
-    class Slow(str):
-        def __float__(self) -> float:
-            over.wait(60)
-            return 0.5
 
-    class Heard(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            over.set()
-
-    handler = Heard()
-    logger = logging.getLogger()  # whose last handler comes after that of caplog
-    logger.addHandler(handler)
-    try:
-        with faults.watched(family, limit_s=0.05):
-            assert score_directly(faults, family, task, Slow("")) == 0.5
-    finally:
-        logger.removeHandler(handler)
-    assert told(caplog) == [
-        (
-            logging.WARNING,
-            f"score() of family 'returns' has taken 0.05 s so far, at {FILE}, line {RAISES_AT}; correct it",
-        )
-    ]
+def test_direct_scorer_that_never_answers_for_its_own_solution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stalls, "solution", lambda family, task: "sleeps")
+    with scorer_of(Stalls(), direct_limit_s=0.1) as scorer, pytest.raises(ConfigError) as caught:
+        scorer.check()
+    assert re.sub(r"line \d+", "line N", str(caught.value)) == (
+        f"score() of family 'stalls', at {FILE}, line N, took more than 0.1 s for its own solution(); "
+        "correct it, to return 0 to 1"
+    )
 
 
 @SAFE
@@ -163,12 +168,20 @@ def test_scorer_that_never_answers_for_its_own_solution_in_the_sandbox_is_refuse
     )
 
 
-def test_what_takes_too_long_is_interrupted() -> None:
-    never = threading.Event()
-    with sandbox_process.limited(0.05):
-        with suppress(Exception):
-            never.wait(60)
-        raise AssertionError("it was caught")
-    with sandbox_process.limited(60):
-        never.set()
-    assert never.is_set()
+def test_what_takes_too_long_is_interrupted_and_a_limit_around_it_stands() -> None:
+    never, alarms = threading.Event(), []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: alarms.append(number))
+    left_s, again_s = signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with suppress(sandbox_process.Overdue), sandbox_process.limited(0.05):
+            with suppress(Exception):
+                never.wait(60)
+            raise AssertionError("it was caught")
+        with sandbox_process.limited(60):
+            assert not never.wait(0)
+        while not alarms:
+            signal.pause()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, left_s, again_s)
+    assert alarms == [signal.SIGALRM]
