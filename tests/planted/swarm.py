@@ -6,6 +6,19 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "a list of revocations that the authority did not sign is believed",
+        "tests/swarm/test_admission.py::test_list_behind_a_refusal_is_believed_of_the_authority_alone",
+        "        revocations.check(self._swarm_id, self.manifest.swarm.authority, peer=peer)\n",
+        "",
+    ),
+    bug(
+        "who was revoked while it was away is not told",
+        "tests/swarm/test_admission.py"
+        "::test_founder_that_was_revoked_while_it_was_away_is_told_by_the_first_member_that_it_dials",
+        "self._revocations_of(peer, hello)",
+        "None",
+    ),
+    bug(
         "who is revoked is heard while it is sent the list",
         "tests/swarm/test_admission.py::test_nothing_is_heard_from_who_is_revoked_while_it_is_sent_the_list",
         "            link.unheard = True",
