@@ -634,6 +634,11 @@ class Members:
         record = self.book.get(change.peer)
         return change.kind == "died" and record is not None and record.phase == "leaving"
 
+    def came_with(self, invites: Collection[PeerId]) -> frozenset[PeerId]:
+        """Those that came with these invites for whoever bears them, by the records that are known."""
+        shown = {record.peer: record.credential for record in self.book.records()}
+        return frozenset(peer for peer, one in shown.items() if one is not None and one.invite.holder in invites)
+
     def is_revoked(self, peer: PeerId) -> bool:
         """True if the authority has shut a peer out, or the invite by which it came, as far as that was seen here."""
         return peer in self._shut_out or self.admission.is_revoked(peer, self.book.get(peer))

@@ -12,6 +12,12 @@ SWARM: tuple[Bug, ...] = (
         "",
     ),
     bug(
+        "who came with a revoked invite is known as revoked to who was linked with it alone",
+        "tests/node/discovery/test_link_ops.py::test_who_takes_part_and_came_with_a_revoked_invite_is_named_beside_it",
+        "& {*parts.chain.voters, *parts.chain.taking_part}",
+        "& set()",
+    ),
+    bug(
         "who was revoked while it was away is not told",
         "tests/swarm/test_admission.py"
         "::test_founder_that_was_revoked_while_it_was_away_is_told_by_the_first_member_that_it_dials",

@@ -286,6 +286,16 @@ async def test_member_that_comes_with_a_revoked_invite_is_known_as_revoked_to_wh
         assert not founder.members.is_revoked(stray.peer), "anybody could have any number of such strangers noted"
 
 
+async def test_who_came_with_an_invite_is_known_by_its_record() -> None:
+    founder, voter, other = Guest(1), Guest(2, credential=borne(2)), Guest(3, credential=bound(3))
+    async with running(founder, voter, other):
+        await voter.join(founder)
+        await other.join(founder)
+        await assert_linked(founder, voter, other)
+        assert founder.members.came_with({BEARER.peer_id}) == {voter.peer}
+        assert founder.members.came_with({founder.peer}) == frozenset()
+
+
 async def test_newcomer_hears_of_a_revocation_from_a_member_that_was_told() -> None:
     founder, second, third = Guest(1), Guest(2, credential=bound(2)), Guest(3, credential=bound(3))
     outcast = Guest(4, credential=bound(4))
