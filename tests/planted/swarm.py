@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "who waits for a manifest is not told whom it was asked of",
+        "tests/swarm/test_manifest_exchange.py::test_user_who_waits_is_told_what_came_of_whom_and_what_helps",
+        "                reasons[peer] = str(error)\n",
+        "",
+    ),
+    bug(
         "a list of revocations that the authority did not sign is believed",
         "tests/swarm/test_admission.py::test_list_behind_a_refusal_is_believed_of_the_authority_alone",
         "        revocations.check(self._swarm_id, self.manifest.swarm.authority, peer=peer)\n",
