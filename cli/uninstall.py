@@ -39,6 +39,8 @@ def uninstall(
         typer.echo(f"remove it: `shoal uninstall --remove{where}`, with --keys the keys too")
     if not found and not remove:
         typer.echo(f"nothing of Shoal's lies in {data_dir}")
+    alone = f"looked at {escaped(str(data_dir))} alone"
+    typer.echo(f"{alone}; of a node that ran elsewhere: `shoal uninstall --data-dir FOLDER`")
     for path, removal in set_up_beside():
         typer.echo(f"set up beside it, and stays: {escaped(str(path))}; remove it: `{removal}`")
     typer.echo(f"the program goes with {removal_of_program()}")

@@ -32,6 +32,7 @@ from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
 from shoal.node.founded import founded_here
 from shoal.node.loops.loop_messages import OWN_LOOP
+from shoal.node.machine_readings import processor_s
 from shoal.node.options import CHECKPOINTS_KEPT
 from shoal.node.state.binding import check_free_for
 from shoal.node.state.disk_need import disk_need, existing_parent, megabytes
@@ -52,6 +53,8 @@ DISK_SLOW_BYTES_PER_S: Final = 20e6
 TRIAL_DEADLINE_S: Final = 14.0
 LATE: Final = "it took more than"
 TRIAL_REPORT_LIMIT_BYTES: Final = 1 << 16
+BUSY_SHARE: Final = 0.25
+"""Of the processors, taken by others, from which on a speed says more of them than of the machine."""
 TOOL_DEADLINE_S: Final = 5.0
 FILES_WANTED: Final = 1024
 FILES_ASKED: Final = 65_536
@@ -406,7 +409,7 @@ def _is_tried(manifest: Manifest) -> bool:
 
 def run_trial(wanted: TrialRequest, *, deadline_s: float) -> TrialReport:
     """Try in a process of its own for at most `deadline_s`; what it had said by then counts."""
-    command = [sys.executable, "-P", "-m", "shoal.node.doctor_trial"]
+    command, before = [sys.executable, "-P", "-m", "shoal.node.doctor_trial"], _processor_s()
     try:
         done = subprocess.run(
             command, input=msgspec.json.encode(wanted), capture_output=True, timeout=deadline_s, check=False
@@ -418,9 +421,19 @@ def run_trial(wanted: TrialRequest, *, deadline_s: float) -> TrialReport:
     if not reports:
         return TrialReport(error=last or "the trainer's process said nothing")
     report = msgspec.json.decode(reports[-1], type=TrialReport)
+    passed_s, others_s = (now - then for now, then in zip(_processor_s(), before, strict=True))
+    share = min(max(others_s / passed_s, 0.0), 1.0) if passed_s > 0 else 0.0
+    report = msgspec.structs.replace(report, others_share=share)
     trains = wanted.workload is not None and not (wanted.is_policy or wanted.is_made_only)
-    unfinished = trains and report.tokens_per_s is None and report.error is None
+    cut = report.tokens_per_s is None or last.startswith(LATE)
+    unfinished = trains and cut and report.error is None
     return msgspec.structs.replace(report, error=last or "it ended early") if unfinished else report
+
+
+def _processor_s() -> tuple[float, float]:
+    """Processor seconds of this machine so far, and those used by others than this command and whom it waited for."""
+    all_s, busy_s = processor_s()
+    return all_s, busy_s - sum(psutil.Process().cpu_times()[:4])
 
 
 def device(report: TrialReport) -> Check:
@@ -448,6 +461,13 @@ def device(report: TrialReport) -> Check:
     memory = f", {report.device_memory_bytes / 1e9:.0f} GB" if report.device_memory_bytes else ""
     shown = f"{report.device} {report.device_name}".strip() + memory
     return Check(name="device", ok=True, detail=f"{shown}; {driver or 'no NVIDIA driver'}; torch {report.torch}")
+
+
+def _busy(report: TrialReport) -> str:
+    """Tell what a measurement is worth that was made beside others."""
+    if report.others_share < BUSY_SHARE:
+        return ""
+    return f", while this machine was busy: other programs took {report.others_share:.0%} of its processors"
 
 
 def _late(report: TrialReport) -> bool:
@@ -519,10 +539,10 @@ def speed(manifest: Manifest, report: TrialReport) -> Check:
     if report.tokens_per_s is not None:
         roughly = "roughly " if report.steps < FEW_STEPS else ""
         steps = f"{report.steps} step{'' if report.steps == 1 else 's'}"
-        detail = f"{roughly}{report.tokens_per_s:,.0f} tokens/s over {steps} on {report.device}"
-        return Check(name="speed", ok=True, detail=detail)
+        detail = f"{roughly}{report.tokens_per_s:,.0f} tokens/s over {steps} on {report.device}{_busy(report)}"
+        return Check(name="speed", ok=True, detail=detail, remedy=LONGER if _late(report) else "")
     if _late(report):
-        return Check(name="speed", ok=True, detail=f"not measured: {report.error}", remedy=LONGER)
+        return Check(name="speed", ok=True, detail=f"not measured: {report.error}{_busy(report)}", remedy=LONGER)
     detail, _, remedy = (report.error or "the trial ended early").partition("; ")
     return Check(
         name="speed", ok=False, detail=detail, remedy=remedy or "correct the workload or its options in the manifest"

@@ -49,7 +49,10 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings of a trial so far. numel: of what the swarm trains. cuda: torch's build of CUDA, None for none."""
+    """Findings of a trial so far. numel: of what the swarm trains. cuda: torch's build of CUDA, None for none.
+
+    others_share: of this machine's processors, taken by other programs meanwhile.
+    """
 
     torch: str = ""
     device: str = ""
@@ -59,6 +62,7 @@ class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
     numel: int | None = None
     tokens_per_s: float | None = None
     steps: int = 0
+    others_share: float = 0.0
     error: str | None = None
 
 
@@ -113,14 +117,18 @@ def _findings(request: TrialRequest, report: TrialReport) -> Iterator[TrialRepor
     replica.apply(anchor)
     out = replica.new_vector().numpy()
     share = Assignment(seed=request.seed, round=1, member=0, members=1)
-    _train(replica, share, out, steps=1)  # it also compiles, allocates and reads
+    yield _measured(report, _train(replica, share, out, steps=1))  # it also compiles, allocates and reads
     replica.apply(anchor, fresh=True)
     began = time.perf_counter()
-    _train(replica, share, out, steps=1)
+    yield _measured(report, _train(replica, share, out, steps=1))
     step_s = time.perf_counter() - began
     replica.apply(anchor, fresh=True)
-    trained = _train(replica, share, out, steps=max(1, min(STEPS_LIMIT, int(request.seconds / max(step_s, 1e-3)))))
-    yield msgspec.structs.replace(report, tokens_per_s=trained.tokens_per_s, steps=trained.steps)
+    steps = max(1, min(STEPS_LIMIT, int(request.seconds / max(step_s, 1e-3))))
+    yield _measured(report, _train(replica, share, out, steps=steps))
+
+
+def _measured(report: TrialReport, trained: Trained) -> TrialReport:
+    return msgspec.structs.replace(report, tokens_per_s=trained.tokens_per_s, steps=trained.steps)
 
 
 def _size_of_policy(request: TrialRequest, name: str) -> int:

@@ -38,6 +38,13 @@ def since_input_s(folders: tuple[Path, ...] = TERMINALS, now: Callable[[], float
     return max(0.0, now() - max(typed_at)) if typed_at else None
 
 
+def processor_s() -> tuple[float, float]:
+    """Processor seconds of this machine so far: in all, and of those in use."""
+    times = psutil.cpu_times()
+    counted = [value for name, value in times._asdict().items() if not name.startswith("guest")]
+    return sum(counted), sum(counted) - times.idle - getattr(times, "iowait", 0.0)
+
+
 class Machine:
     """Readings of this machine, for `shoal.node.when`; those of load are since the one before."""
 
@@ -68,10 +75,7 @@ class Machine:
 
     def _look(self) -> tuple[float, float, dict[tuple[int, float], float]]:
         """Processor seconds so far: in all, of those in use, and by each process of this node."""
-        times = psutil.cpu_times()
-        counted = [value for name, value in times._asdict().items() if not name.startswith("guest")]
-        idle_s = times.idle + getattr(times, "iowait", 0.0)
-        return sum(counted), sum(counted) - idle_s, dict(self._own())
+        return *processor_s(), dict(self._own())
 
     def _own(self) -> Iterator[tuple[tuple[int, float], float]]:
         for process in (self._me, *self._me.children(recursive=True)):

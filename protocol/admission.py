@@ -124,11 +124,10 @@ class Admission:
 
     def _reason_revoked(self, peer: PeerId, credential: Credential | None) -> str | None:
         revoked = () if self.revocations is None else self.revocations.peers
-        if peer in revoked:
+        invite = None if credential is None or credential.invite.holder not in revoked else credential.invite
+        if peer in revoked and not (invite and invite.bearer):
             return f"the swarm's authority has revoked {peer}"
-        if credential is not None and credential.invite.holder in revoked:
-            return "the swarm's authority has revoked the invite that you came with"
-        return None
+        return "the swarm's authority has revoked the invite that you came with" if invite else None
 
     def _reason_unlisted(self, peer: PeerId, credential: Credential | None) -> str | None:
         swarm = self.manifest.swarm

@@ -15,6 +15,8 @@ further ahead refuses early, and neither changes anything about a round. Who is 
 comes back with an invite that has expired since; who is revoked does not.
 
 `Revocations` names PeerIds of nodes, and holders of invites for bearers: all who joined with such an invite are out.
+Those of them that take part in rounds are named as well, where the node with the authority's key knows their records:
+what an absent voter came with nobody else could tell.
 The list of the higher version counts; of two with one version, the higher in the order of what they name, so that all
 members end with the same one whatever reaches them first.
 """

@@ -3,6 +3,7 @@
     dialler                                   answerer
     Hello (swarm, version, record)  ────────► checks them
                                     ◄──────── Welcome (record, others' records) | Refusal (reason)
+                                              and behind a refusal, the Revocations that are its reason, if any
     opens its message stream        ────────► waits for the admission, then reads
     reads                           ◄──────── opens its message stream
 
@@ -37,6 +38,7 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.invites import Revocations
 from shoal.protocol.lateness import Lateness
 from shoal.protocol.membership import number_of
 from shoal.protocol.messages import Certificate, Rebase
@@ -106,11 +108,6 @@ class Control(Protocol):
     async def open(self, peer: PeerId, protocol: str, *, deadline_s: float) -> MessageStream:
         """Open a stream."""
 
-    async def request(
-        self, peer: PeerId, protocol: str, payload: bytes, *, deadline_s: float, limit_bytes: int
-    ) -> bytes:
-        """One message each way."""
-
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections with a peer."""
 
@@ -154,8 +151,11 @@ class AdmissionControl(Protocol):
     def hello(self) -> Hello:
         """This node's own hello."""
 
-    def welcome(self, peer: PeerId, hello: Hello) -> HelloAnswer:
-        """Admit the peer or refuse it."""
+    def welcome(self, peer: PeerId, hello: Hello) -> tuple[HelloAnswer, Revocations | None]:
+        """Admit the peer or refuse it, with the list of revocations where that is the reason."""
+
+    def told_revocations(self, peer: PeerId, revocations: Revocations) -> None:
+        """The peer refused this node for this list; raises RemoteError for one that is forged."""
 
     def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
         """The peer admitted this node; raises RemoteError if its record does not hold."""
@@ -459,11 +459,9 @@ class Links:
     # -- hello -----------------------------------------------------------------------------------------------
 
     async def _introduce(self, peer: PeerId) -> None:
-        hello = canonical(self._gate.hello())
-        reply = await self._host.request(
-            peer, HELLO_PROTOCOL, hello, deadline_s=self._deadline_s(HELLO_DEADLINE_S), limit_bytes=1 << 20
-        )
-        answer: HelloAnswer = decode(reply, HelloAnswer, peer=peer)  # type: ignore[arg-type]
+        answer, revocations = await self._say_hello(peer)
+        if revocations is not None:
+            self._gate.told_revocations(peer, revocations)
         if isinstance(answer, Refusal):
             raise Refused(f"refused: {answer.reason}", peer=peer)
         if isinstance(answer, Full):
@@ -475,10 +473,28 @@ class Links:
             raise self._no_place(peer)
         self._admit(peer)
 
+    async def _say_hello(self, peer: PeerId) -> tuple[HelloAnswer, Revocations | None]:
+        """Say hello; return the answer, and the list of revocations that comes behind a refusal, if one does."""
+        ends_at = trio.current_time() + self._deadline_s(HELLO_DEADLINE_S)
+        stream = await self._host.open(peer, HELLO_PROTOCOL, deadline_s=_left_s(ends_at))
+        revocations: Revocations | None = None
+        try:
+            await stream.send(canonical(self._gate.hello()), deadline_s=_left_s(ends_at))
+            reply = await stream.receive(deadline_s=_left_s(ends_at))
+            answer: HelloAnswer = decode(reply, HelloAnswer, peer=peer)  # type: ignore[arg-type]
+            if isinstance(answer, Refusal):
+                with contextlib.suppress(NetworkError):  # mostly there is none, and the stream ends
+                    revocations = decode(await stream.receive(deadline_s=_left_s(ends_at)), Revocations, peer=peer)
+        except BaseException:
+            await stream.abort()
+            raise
+        await stream.aclose()
+        return answer, revocations
+
     async def _answer_hello(self, stream: MessageStream) -> None:
         deadline_s = self._deadline_s(HELLO_DEADLINE_S)
         hello = decode(await stream.receive(deadline_s=deadline_s), Hello, peer=stream.peer)
-        answer = self._gate.welcome(stream.peer, hello)
+        answer, revocations = self._gate.welcome(stream.peer, hello)
         if isinstance(answer, Welcome) and answer.record and not self._make_room(stream.peer, dialled=False):
             answer = self._gate.full(stream.peer)
         admitted = isinstance(answer, Welcome) and bool(answer.record)
@@ -489,6 +505,8 @@ class Links:
         elif stream.peer not in self._turning_away:
             self._turning_away.add(stream.peer)
             self._jobs.send_nowait(partial(self._turn_away, stream.peer))
+        if revocations is not None:
+            await stream.send(canonical(revocations), deadline_s=deadline_s)
         await stream.aclose()
 
     async def _turn_away(self, peer: PeerId) -> None:
@@ -685,3 +703,7 @@ def _waiting(queue: trio.MemoryReceiveChannel[bytes | trio.Event]) -> Iterator[b
             item = queue.receive_nowait()
             size += 0 if isinstance(item, trio.Event) else len(item)
             yield item
+
+
+def _left_s(ends_at: float) -> float:
+    return max(ends_at - trio.current_time(), 0.0)

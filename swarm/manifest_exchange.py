@@ -108,9 +108,9 @@ async def fetch_manifest(
     """The manifest of the link's swarm, from the first of its peers that has it; all are asked at once, and again.
 
     It is asked for under a key made for that, so nobody is told who will join. `on_wait` is called once, if it takes
-    longer than TELL_AFTER_S. locally: where it looks for members on the local network, who are asked as well. Raises
-    ConfigError where the link names nobody, NetworkError where none has it: with what the peers said last, or that this
-    machine has no network, which both say. Cancellation leaves nothing behind.
+    longer than TELL_AFTER_S, with what came of whom so far. locally: where it looks for members on the local network,
+    who are asked as well. Raises ConfigError where the link names nobody, NetworkError where none has it: with what the
+    peers said last, or that this machine has no network, which both say. Cancellation leaves nothing behind.
     """
     by_peer: dict[PeerId, list[str]] = {}
     for text in link.addresses:
@@ -119,21 +119,35 @@ async def fetch_manifest(
         raise ConfigError("nobody is named who could be asked for the manifest; add a member's address with --join")
     ends_at = trio.current_time() + deadline_s
     found: list[Manifest] = []
-    reasons: list[str] = []
+    reasons: dict[PeerId, str] = {}
+    given_up: set[PeerId] = set()
 
     def is_cut_off() -> bool:
         return not (has_network() or all(is_loopback(parse_address(text).host) for text in link.addresses))
 
     async def ask(host: Host, asking: trio.CancelScope, peer: PeerId, addresses: list[str]) -> None:
         async def once(try_s: float) -> Manifest:
-            return await _ask(host, peer, addresses, link.swarm, try_s)
+            try:
+                return await _ask(host, peer, addresses, link.swarm, try_s)
+            except (NetworkError, RemoteError) as error:
+                reasons[peer] = str(error)
+                raise
 
         try:
             found.append(await ask_again(once, ends_at, random.Random()))
-        except (NetworkError, RemoteError) as error:
-            reasons.append(str(error))
-        if found or len(reasons) == len(by_peer):
+        except (NetworkError, RemoteError):
+            given_up.add(peer)
+        if found or len(given_up) == len(by_peer):
             asking.cancel()
+
+    def why_not_yet() -> str:
+        if is_cut_off():
+            return f"this machine has no network; asking again, for {deadline_s:.0f} s in all"
+        came = [reasons.get(peer, f"nothing yet from {peer}") for peer in by_peer]
+        return (
+            f"no member that the link names has given the manifest yet; asking again, for {deadline_s:.0f} s in all. "
+            f"Tried: {'; '.join(came[:REASONS_SHOWN])}. Start one, or take a fresh link: `shoal link` at a member"
+        )
 
     async def ask_found(host: Host, nursery: trio.Nursery, finding: LocalDiscovery) -> None:
         nursery.start_soon(finding.run)
@@ -144,7 +158,7 @@ async def fetch_manifest(
 
     async def ask_all(host: Host) -> None:
         async with trio.open_nursery() as outer:
-            outer.start_soon(_tell_later, deadline_s, on_wait, is_cut_off)
+            outer.start_soon(_tell_later, on_wait, why_not_yet)
             async with trio.open_nursery() as nursery:
                 for peer, addresses in by_peer.items():
                     nursery.start_soon(ask, host, nursery.cancel_scope, peer, addresses)
@@ -158,15 +172,14 @@ async def fetch_manifest(
     if not found:
         raise NetworkError(
             "no member that the link names or this network has gives the manifest; ask for a fresh link (`shoal link` "
-            f"at a member), or check the network: {'; '.join(reasons[:REASONS_SHOWN])}"
+            f"at a member), or check the network: {'; '.join([*reasons.values()][:REASONS_SHOWN])}"
         )
     return found[0]
 
 
-async def _tell_later(deadline_s: float, on_wait: Callable[[str], None], is_cut_off: Callable[[], bool]) -> None:
+async def _tell_later(on_wait: Callable[[str], None], why: Callable[[], str]) -> None:
     await trio.sleep(TELL_AFTER_S)
-    why = "this machine has no network" if is_cut_off() else "no member that the link names has given the manifest yet"
-    on_wait(f"{why}; asking again, for {deadline_s:.0f} s in all")
+    on_wait(why())
 
 
 async def ask_again(ask: Callable[[float], Awaitable[Manifest]], ends_at: float, rng: random.Random) -> Manifest:

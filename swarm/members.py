@@ -367,13 +367,16 @@ class Members:
             wire=WIRE_VERSION, swarm=self._swarm_id, software=self._record().software, record=self._sealed_record()
         )
 
-    def welcome(self, peer: PeerId, hello: Hello) -> HelloAnswer:
-        """Admit a peer of this swarm that the manifest admits, and whose record holds."""
+    def welcome(self, peer: PeerId, hello: Hello) -> tuple[HelloAnswer, Revocations | None]:
+        """Admit a peer of this swarm that the manifest admits, and whose record holds.
+
+        Who is refused since it was revoked gets the list that says so: it may have been away when that was sent.
+        """
         reason = _reason_to_refuse(peer, hello, self._swarm_id, self.admission)
         if reason is not None:
             self._host.refusals.note(Reason.ADMISSION)
             self._strangers.refused(peer)
-            return Refusal(reason=reason[:REASON_LIMIT_CHARS])
+            return Refusal(reason=reason[:REASON_LIMIT_CHARS]), self._revocations_of(peer, hello)
         self._note_seen(peer)
         (before, _), known = self.book.order(peer), self.book.sealed(peer)
         self._take_record(hello.record, blame=peer)
@@ -381,13 +384,27 @@ class Members:
         later = () if known is None or self.book.sealed(peer) != known else (known,)
         if later and boot > _own_record(peer, hello.record, self._swarm_id).boot:
             logger.warning("%s was started more often than who says hello with its key: that one is told", peer)
-            return Welcome(record=b"", others=later)
+            return Welcome(record=b"", others=later), None
         if peer in self.links.resting() or (peer in self.links.linked() and 0 < before < boot):
             # At its end there is no link: it restarted before its death was noticed, or lost it.
             self.links.drop(peer, "it introduces itself anew")
         if self.follows(peer) and not self._let_follower_in(peer):
-            return self.full(peer)
-        return Welcome(record=self._sealed_record(), others=(*later, *self._others(peer))[:RECORDS_IN_WELCOME_LIMIT])
+            return self.full(peer), None
+        others = (*later, *self._others(peer))[:RECORDS_IN_WELCOME_LIMIT]
+        return Welcome(record=self._sealed_record(), others=others), None
+
+    def _revocations_of(self, peer: PeerId, hello: Hello) -> Revocations | None:
+        """The list by which a peer is refused that says hello, None where it is refused for something else."""
+        with contextlib.suppress(RemoteError):
+            if self.admission.is_revoked(peer, _own_record(peer, hello.record, self._swarm_id)):
+                if self.rank(peer) > Rank.STRANGER:  # it counts until it is forgotten; of others there is no end
+                    self._shut_out.add(peer)
+                return self.admission.revocations
+        return None
+
+    def told_revocations(self, peer: PeerId, revocations: Revocations) -> None:
+        """Take the list for which a peer refused this node. Raises RemoteError if the authority did not sign it."""
+        self.revoke(revocations, blame=peer)
 
     def _let_follower_in(self, peer: PeerId) -> bool:
         """Have a place for a follower, be it that of a stranger where it is none; whether there is one."""
@@ -617,8 +634,13 @@ class Members:
         record = self.book.get(change.peer)
         return change.kind == "died" and record is not None and record.phase == "leaving"
 
+    def came_with(self, invites: Collection[PeerId]) -> frozenset[PeerId]:
+        """Those that came with these invites for whoever bears them, by the records that are known."""
+        shown = {record.peer: record.credential for record in self.book.records()}
+        return frozenset(peer for peer, one in shown.items() if one is not None and one.invite.holder in invites)
+
     def is_revoked(self, peer: PeerId) -> bool:
-        """True if the authority has shut a peer out, or, while this node ran, the invite by which it had come."""
+        """True if the authority has shut a peer out, or the invite by which it came, as far as that was seen here."""
         return peer in self._shut_out or self.admission.is_revoked(peer, self.book.get(peer))
 
     def passed_on(self, peer: PeerId, message: SwarmMessage) -> None:

@@ -123,22 +123,22 @@ def admission_of(
     if chain is not None:
         admission.members, admission.contributed = lambda: chain.taking_part, chain.was_member
     admission.named = named
-    admission.check_own(peer)
     swarm = manifest.swarm
-    if swarm.admission != "invite" or peer in (*swarm.founders, swarm.authority):
+    by_invite = swarm.admission == "invite" and peer not in (*swarm.founders, swarm.authority)
+    invite = kept_invite(folder, manifest.swarm_id) if by_invite else None
+    if invite is not None:
+        admission.credential = invite.credential(manifest.swarm_id, peer)
+    admission.check_own(peer)
+    if not by_invite:
         return admission
-    invite = kept_invite(folder, manifest.swarm_id)
-    if invite is None:
+    if admission.credential is None:
         raise ConfigError(
             f"this swarm admits by invite and {peer} has none; ask who runs it for a link "
             f"(`shoal invite swarm.toml --for {peer}`), and start with `shoal run 'shoal:…'`"
         )
-    credential = invite.credential(manifest.swarm_id, peer)
-    reason = reason_not_valid(credential, peer=peer, swarm=manifest.swarm_id, authority=swarm.authority)
+    reason = reason_not_valid(admission.credential, peer=peer, swarm=manifest.swarm_id, authority=swarm.authority)
     if reason is not None:
         raise ConfigError(reason)
-    admission.credential = credential
-    admission.check_own(peer)
     return admission
 
 

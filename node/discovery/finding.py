@@ -197,6 +197,7 @@ class Finding:
     def _check_welcome(self) -> None:
         welcome = self._links.linked() or self._host.peer_id in self._config.manifest.swarm.founders
         if self._named_tried and self._book_refuses and self._refusals and not welcome:
+            self._members.admission.check_own(self._host.peer_id)  # it may know by now that it is revoked: it says that
             raise ConfigError(
                 f"no member lets this node in: {next(iter(self._refusals.values()))}; ask who runs the swarm"
             )

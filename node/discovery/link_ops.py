@@ -50,8 +50,13 @@ def link_orders(parts: Parts) -> Mapping[str, Order]:
     """The op `revoke`."""
 
     async def take_back(peers: Sequence[str]) -> Mapping[str, JsonValue]:
-        """Shut peers out. counted: voters among them that hold up the others until they are forgotten."""
-        named = {parse_holder(text) for text in peers}
+        """Shut peers out. counted: voters among them that hold up the others until they are forgotten.
+
+        Who takes part in rounds and came with an invite that is revoked is named beside it: a member that was away, or
+        starts anew, has no record that says with what another came.
+        """
+        named = frozenset(map(parse_holder, peers))
+        named |= parts.members.came_with(named) & {*parts.chain.voters, *parts.chain.taking_part}
         revocations = await trio.to_thread.run_sync(revoke, parts.store.folder, parts.config.manifest, named)
         parts.members.revoke(revocations)
         here = {*parts.members.alive(), parts.identity.peer_id}

@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import pytest
 import trio
 
 from shoal.cli.main import execute
-from shoal.node import doctor
+from shoal.node import doctor, doctor_trial
 from shoal.node.control import ControlServer
 from shoal.node.control_client import JsonValue, MemberStatus, Status
 from shoal.node.doctor import Examination, TrialReport, TrialRequest
@@ -315,6 +317,40 @@ def test_trial_of_a_workload_that_cannot_be_made_has_still_found_the_device() ->
     report = doctor.run_trial(wanted, deadline_s=120.0)
     assert "n_layer" in (report.error or "")
     assert (report.device, doctor.device(report).ok) == ("cpu", True)
+
+
+def test_trial_has_a_speed_from_its_first_step_on() -> None:
+    request = TrialRequest(device="cpu", workload="regression", seconds=0.05)
+    reports = list(doctor_trial._findings(request, TrialReport(torch="x")))
+    assert [report.tokens_per_s is not None for report in reports] == [False, False, True, True, True]
+    assert [report.steps for report in reports[2:4]] == [1, 1]
+
+
+@pytest.mark.parametrize(("others_s", "busy"), [(30.0, True), (1.0, False)])
+def test_trial_that_was_cut_off_on_a_busy_machine_tells_its_figure_and_what_that_is_worth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others_s: float, busy: bool
+) -> None:
+    readings = iter([(100.0, 50.0), (140.0, 50.0 + others_s)])
+    monkeypatch.setattr(doctor, "_processor_s", lambda: next(readings))
+    said = msgspec.json.encode(TrialReport(torch="x", device="cpu", tokens_per_s=1234.0, steps=1)) + b"\n"
+
+    def too_long(*arguments: object, timeout: float, **settings: object) -> None:
+        raise subprocess.TimeoutExpired("trial", timeout, output=said)
+
+    monkeypatch.setattr("subprocess.run", too_long)
+    report = doctor.run_trial(TrialRequest(device="cpu", workload="text"), deadline_s=14.0)
+    check = doctor.speed(founded(tmp_path), report)
+    why = ", while this machine was busy: other programs took 75% of its processors" if busy else ""
+    assert check.detail == f"roughly 1,234 tokens/s over 1 step on cpu{why}"
+    assert (check.ok, "--trial 60" in check.remedy) == (True, True)
+
+
+def test_trial_itself_is_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "processor_s", lambda: (1.0, 1.0))
+    _, before_s = doctor._processor_s()
+    spin = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", spin], check=True)
+    assert before_s - doctor._processor_s()[1] >= 0.4  # counted in ticks
 
 
 def test_trial_that_takes_too_long_is_ended() -> None:

@@ -110,7 +110,8 @@ def test_command_tells_what_it_would_remove_and_what_stays(folder: Path, capsys:
     told = capsys.readouterr().out.splitlines()
     assert f"here: {folder / 'authority.key'}, 32 B: the authority's key: there is no other" in told[:2]
     assert f"not Shoal's, and stays: {folder / 'notes.txt'}" in told
-    assert told[-2] == f"remove it: `shoal uninstall --remove --data-dir {folder}`, with --keys the keys too"
+    assert told[-3] == f"remove it: `shoal uninstall --remove --data-dir {folder}`, with --keys the keys too"
+    assert told[-2] == f"looked at {folder} alone; of a node that ran elsewhere: `shoal uninstall --data-dir FOLDER`"
     assert told[-1].startswith("the program goes with `")
     assert (folder / "state" / "4.safetensors").exists()
     assert execute(["uninstall", "--remove", *where]) == 0

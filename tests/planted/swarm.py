@@ -6,6 +6,31 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "who waits for a manifest is not told whom it was asked of",
+        "tests/swarm/test_manifest_exchange.py::test_user_who_waits_is_told_what_came_of_whom_and_what_helps",
+        "                reasons[peer] = str(error)\n",
+        "",
+    ),
+    bug(
+        "a list of revocations that the authority did not sign is believed",
+        "tests/swarm/test_admission.py::test_list_behind_a_refusal_is_believed_of_the_authority_alone",
+        "        revocations.check(self._swarm_id, self.manifest.swarm.authority, peer=peer)\n",
+        "",
+    ),
+    bug(
+        "who came with a revoked invite is known as revoked to who was linked with it alone",
+        "tests/node/discovery/test_link_ops.py::test_who_takes_part_and_came_with_a_revoked_invite_is_named_beside_it",
+        "& {*parts.chain.voters, *parts.chain.taking_part}",
+        "& set()",
+    ),
+    bug(
+        "who was revoked while it was away is not told",
+        "tests/swarm/test_admission.py"
+        "::test_founder_that_was_revoked_while_it_was_away_is_told_by_the_first_member_that_it_dials",
+        "self._revocations_of(peer, hello)",
+        "None",
+    ),
+    bug(
         "who is revoked is heard while it is sent the list",
         "tests/swarm/test_admission.py::test_nothing_is_heard_from_who_is_revoked_while_it_is_sent_the_list",
         "            link.unheard = True",

@@ -203,6 +203,9 @@ def test_revoked_invite_shuts_out_all_who_came_with_it_and_nobody_else() -> None
         assert "has revoked the invite that you came with" in str(rule.reason_not_to_join(record(who, shown)))
         assert rule.is_revoked(who.peer_id, record(who, shown))
     assert rule.reason_not_to_join(record(GUEST, BOUND)) is None
+    assert rule.take(revoked(GUEST.peer_id, before=rule.revocations))
+    assert "has revoked the invite that you came with" in str(rule.reason_not_admitted(record(GUEST, BORNE)))
+    assert f"has revoked {GUEST.peer_id}" in str(rule.reason_not_admitted(record(GUEST, BOUND)))
 
 
 def test_list_is_taken_in_order_of_version_only_if_the_authority_signed_it_for_this_swarm() -> None:

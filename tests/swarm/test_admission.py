@@ -23,10 +23,11 @@ from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import Announce, Refusal
 from shoal.protocol.records import NodeRecord, seal_record
-from shoal.protocol.wire import Sealer
+from shoal.protocol.wire import Sealer, canonical
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm.limits import Reason
-from shoal.swarm.links import Refused
+from shoal.swarm.links import HELLO_PROTOCOL, Refused
+from shoal.swarm.streams import MessageStream
 from tests.manifests import manifest_of
 from tests.swarm.test_members import Node, assert_linked, identity, running, stranger
 from tests.waiting import WAIT_S, until
@@ -161,7 +162,7 @@ async def test_hello_is_refused_from_the_moment_that_its_peer_or_its_invite_is_r
 
     def answer(guest: Guest) -> str:
         """The reason to refuse its hello; "" if it is welcome."""
-        answer = founder.members.welcome(guest.peer, guest.members.hello())
+        answer, _ = founder.members.welcome(guest.peer, guest.members.hello())
         return answer.reason if isinstance(answer, Refusal) else ""
 
     assert answer(bound_guest) == answer(bearer) == ""
@@ -222,6 +223,77 @@ async def test_nothing_is_heard_from_who_is_revoked_while_it_is_sent_the_list() 
         await until(lambda: guest.peer not in founder.host.connected())
         assert guest.says("revoked", guest), "it read the list before its connection was closed"
         assert heard == []
+
+
+@pytest.mark.parametrize("admission", ["open", "invite"])
+async def test_founder_that_was_revoked_while_it_was_away_is_told_by_the_first_member_that_it_dials(
+    admission: str,
+) -> None:
+    rule = manifest_of([identity(n).peer_id for n in (1, 2)], authority=AUTHORITY.peer_id, admission=admission)
+    member, founder = Guest(1, manifest=rule), Guest(2, manifest=rule)
+    listed = revoking(founder)
+    member.members.revoke(listed)
+    kept: list[Revocations] = []
+    founder.members.admission.keep = kept.append
+    async with running(member, founder):
+        assert f"the swarm's authority has revoked {founder.peer}" in await refusal(founder, member)
+        assert kept == [listed]
+        await until(lambda: founder.says("revoked", founder))
+        with pytest.raises(ConfigError, match=f"has revoked {founder.peer}; .*`shoal id --rotate`"):
+            founder.members.admission.check_own(founder.peer)
+        assert member.changes == [], "nobody was linked with it, and nobody hears of it anew"
+
+
+async def test_who_is_refused_for_something_else_is_sent_no_list() -> None:
+    founder, guest = Guest(1), Guest(2)
+    founder.members.revoke(revoking(Guest(3)))
+    async with running(founder, guest):
+        assert "admission is by invite and you have none" in await refusal(guest, founder)
+        assert guest.members.admission.revocations is None
+
+
+@pytest.mark.parametrize("forger", [identity(9), THIEF], ids=["who sends it", "a stranger"])
+async def test_list_behind_a_refusal_is_believed_of_the_authority_alone(forger: Identity) -> None:
+    guest = Guest(2, credential=bound(2))
+    forged = make_revocations(forger, SWARM, None, [guest.peer])
+
+    async def refuse(stream: MessageStream) -> None:
+        await stream.receive(deadline_s=WAIT_S)
+        for said in (Refusal(reason="you are revoked"), forged):
+            await stream.send(canonical(said), deadline_s=WAIT_S)
+        await stream.aclose()
+
+    async with running(guest), stranger(9, swarm_id=SWARM) as impostor:
+        impostor.host.serve(HELLO_PROTOCOL, refuse)
+        with pytest.raises(RemoteError, match="a list of revocations that the swarm's authority did not sign") as told:
+            await guest.members.links.join(impostor.host.addresses[0], deadline_s=WAIT_S)
+        assert told.value.peer == impostor.peer
+        assert guest.members.admission.revocations is None
+        assert guest.changes == []
+        guest.members.admission.check_own(guest.peer)
+
+
+async def test_member_that_comes_with_a_revoked_invite_is_known_as_revoked_to_who_never_heard_of_it() -> None:
+    founder, voter, stray = Guest(1), Guest(2, credential=borne(2)), Guest(3, credential=borne(3))
+    founder.members.admission.members = lambda: (voter.peer,)
+    founder.members.revoke(make_revocations(AUTHORITY, SWARM, None, [BEARER.peer_id]))
+    assert not founder.members.is_revoked(voter.peer)
+    async with running(founder, voter, stray):
+        for guest in (voter, stray):
+            assert "has revoked the invite that you came with" in await refusal(guest, founder)
+            await until(lambda guest=guest: guest.says("revoked", guest))  # type: ignore[misc]
+        assert founder.members.is_revoked(voter.peer)
+        assert not founder.members.is_revoked(stray.peer), "anybody could have any number of such strangers noted"
+
+
+async def test_who_came_with_an_invite_is_known_by_its_record() -> None:
+    founder, voter, other = Guest(1), Guest(2, credential=borne(2)), Guest(3, credential=bound(3))
+    async with running(founder, voter, other):
+        await voter.join(founder)
+        await other.join(founder)
+        await assert_linked(founder, voter, other)
+        assert founder.members.came_with({BEARER.peer_id}) == {voter.peer}
+        assert founder.members.came_with({founder.peer}) == frozenset()
 
 
 async def test_newcomer_hears_of_a_revocation_from_a_member_that_was_told() -> None:

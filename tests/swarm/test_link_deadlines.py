@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ from shoal.protocol.wire import Sealer, SwarmId, canonical
 from shoal.swarm import dialling, links
 from shoal.swarm.dialling import Dialling, DialWindow, is_there
 from shoal.swarm.host import NotReached
-from shoal.swarm.links import Links
+from shoal.swarm.links import HELLO_PROTOCOL, Links
 from shoal.swarm.streams import MessageStream
 from tests.swarm.test_links import WELCOME, Gate
 from tests.swarm.test_streams import memory_pair
@@ -29,6 +30,23 @@ ME = Identity.from_seed(bytes([1]) * 32)
 PEER, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (2, 3))
 BUSY = NotReached("too much to do", refused=frozenset(), silent=frozenset({"192.0.2.1"}), is_busy=True)
 SILENT = NotReached("nobody", refused=frozenset(), silent=frozenset({"192.0.2.1"}))
+
+
+class Greeting:
+    """The stream of a hello that is welcome, after a while."""
+
+    def __init__(self, hello_s: float) -> None:
+        self._hello_s = hello_s
+
+    async def send(self, message: bytes, *, deadline_s: float) -> None:
+        pass
+
+    async def receive(self, *, deadline_s: float | None) -> bytes:
+        await trio.sleep(self._hello_s)
+        return canonical(WELCOME)
+
+    async def aclose(self) -> None:
+        pass
 
 
 class SlowNetwork:
@@ -55,13 +73,9 @@ class SlowNetwork:
         if self.fails:
             raise BUSY
 
-    async def request(
-        self, peer: PeerId, protocol: str, payload: bytes, *, deadline_s: float, limit_bytes: int
-    ) -> bytes:
-        await trio.sleep(self.hello_s)
-        return canonical(WELCOME)
-
-    async def open(self, peer: PeerId, protocol: str, *, deadline_s: float) -> MessageStream:
+    async def open(self, peer: PeerId, protocol: str, *, deadline_s: float) -> Any:
+        if protocol == HELLO_PROTOCOL:
+            return Greeting(self.hello_s)
         with trio.move_on_after(deadline_s) as scope:
             await trio.sleep(self.open_s)
         if scope.cancelled_caught:

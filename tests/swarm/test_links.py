@@ -13,6 +13,7 @@ import trio
 
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.invites import Revocations
 from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import Full, Hello, HelloAnswer, LinkMessage, Nack, Ping, Refusal, SwarmMessage, Welcome
 from shoal.protocol.places import SILENT_STRANGER_S, Rank
@@ -75,8 +76,11 @@ class Gate:
     def hello(self) -> Hello:
         return HELLO
 
-    def welcome(self, peer: PeerId, hello: Hello) -> HelloAnswer:
-        return Refusal(reason=self.refusing[peer]) if peer in self.refusing else WELCOME
+    def welcome(self, peer: PeerId, hello: Hello) -> tuple[HelloAnswer, Revocations | None]:
+        return (Refusal(reason=self.refusing[peer]) if peer in self.refusing else WELCOME), None
+
+    def told_revocations(self, peer: PeerId, revocations: Revocations) -> None:
+        raise AssertionError("nobody was revoked")
 
     def welcomed(self, peer: PeerId, welcome: Welcome) -> None:
         if peer in self.not_believing:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
@@ -240,6 +242,36 @@ async def test_user_is_told_once_of_a_wait(monkeypatch: pytest.MonkeyPatch) -> N
             await fetch_manifest(link_to(*members), deadline_s=WAIT_S, on_wait=told.append)
         (text,) = told
         assert text.startswith("no member that the link names has given the manifest yet; asking again")
+
+
+async def test_user_who_waits_is_told_what_came_of_whom_and_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_exchange, "FIRST_PAUSE_S", 0.05)
+    told, gone = list[str](), Identity.generate().peer_id
+    async with hosts(1) as (silent,):
+        silent.serve(MANIFEST_PROTOCOL, keep_silent)
+        asked = link_to(silent)
+        link = replace(asked, addresses=(*asked.addresses, f"/ip4/127.0.0.1/tcp/9/p2p/{gone}"))
+        heard = trio.Event()
+        ask = manifest_exchange._ask
+
+        async def ask_and_note(host: Host, peer: PeerId, *arguments: Any) -> Manifest:
+            try:
+                return await ask(host, peer, *arguments)
+            finally:
+                if peer == gone:
+                    heard.set()
+
+        async def tell_when_heard(on_wait: Callable[[str], None], why: Callable[[], str]) -> None:
+            await heard.wait()
+            on_wait(why())
+
+        monkeypatch.setattr(manifest_exchange, "_ask", ask_and_note)
+        monkeypatch.setattr(manifest_exchange, "_tell_later", tell_when_heard)
+        with pytest.raises(NetworkError):
+            await fetch_manifest(link, deadline_s=1.0, on_wait=told.append)
+    (text,) = told
+    assert f"Tried: nothing yet from {silent.peer_id}; cannot reach {gone}: nobody listens at 127.0.0.1:9. " in text
+    assert text.endswith("Start one, or take a fresh link: `shoal link` at a member")
 
 
 @pytest.mark.parametrize("address", ["/ip4/192.0.2.7/tcp/9", "/ip4/127.0.0.1/tcp/9"])

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from shoal.node.discovery.link_ops import holding_up
-from shoal.protocol.identity import PeerId
+from shoal.node.discovery.credentials import kept_revocations
+from shoal.node.discovery.link_ops import holding_up, link_orders
+from shoal.node.rounds.authority import KEY_NAME
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.invites import Revocations
 from shoal.protocol.voting import FaultModel
+from tests.manifests import manifest_of
 
 
 @pytest.mark.parametrize(
@@ -26,3 +34,32 @@ def test_revoked_voters_are_named_where_the_others_are_no_majority(
 ) -> None:
     held_up = holding_up(*([PeerId(peer) for peer in peers] for peers in (revoked, here, voters)), faults)
     assert held_up == list(counted)
+
+
+async def test_who_takes_part_and_came_with_a_revoked_invite_is_named_beside_it(tmp_path: Path) -> None:
+    """A member that was away has no record that says with what another came: the list alone can tell it."""
+    founder, voter, newcomer, stray, invite = (Identity.from_seed(bytes([n]) * 32) for n in range(1, 6))
+    authority = Identity.load_or_create(tmp_path / KEY_NAME)
+    manifest = manifest_of([founder.peer_id], authority=authority.peer_id, admission="invite")
+    told: list[Revocations] = []
+    parts: Any = SimpleNamespace(
+        store=SimpleNamespace(folder=tmp_path),
+        config=SimpleNamespace(manifest=manifest),
+        identity=founder,
+        chain=SimpleNamespace(
+            voters=(founder.peer_id, voter.peer_id),
+            taking_part=frozenset((founder.peer_id, newcomer.peer_id)),
+            voting=SimpleNamespace(faults=FaultModel.CRASH),
+        ),
+        members=SimpleNamespace(
+            came_with={frozenset((invite.peer_id,)): {voter.peer_id, newcomer.peer_id, stray.peer_id}}.__getitem__,
+            revoke=told.append,
+            alive=frozenset,
+            is_revoked=lambda peer: peer in told[-1].peers,
+        ),
+    )
+    reply = await link_orders(parts)["revoke"]([invite.peer_id])
+    named = {invite.peer_id, voter.peer_id, newcomer.peer_id}
+    assert {*told[0].peers} == named, "of strangers there is no end, and the list has an end"
+    assert kept_revocations(tmp_path, manifest) == told[0]
+    assert reply == {"version": 1, "revoked": 3, "counted": [voter.peer_id]}
