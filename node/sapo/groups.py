@@ -46,18 +46,19 @@ def all_known(rewards: Sequence[float | None]) -> tuple[float, ...] | None:
 def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:
     """Return this node's own group in the form that travels, without its tokens where they leave the text no room.
 
-    Raises LocalError for another's group.
+    Raises LocalError for completions that cannot travel, such as one that is too long.
     """
-    if group.origin not in (None, me):
-        raise LocalError(f"the group is {group.origin}'s; a node announces its own")
     sampling = group.sampling
     if sampling is not None and sum(len(one.log_probs) + len(one.tokens) for one in sampling.drawn) > DRAWN_LIMIT_BYTES:
         sampling = Sampling(policy=sampling.policy)
-    return RolloutGroup(
-        origin=me,
-        round=group.round,
-        policy_version=group.policy_version,
-        task=group.task.ref,
-        completions=group.texts,
-        sampling=msgspec.UNSET if sampling is None else sampling,
-    )
+    try:
+        return RolloutGroup(
+            origin=me,
+            round=group.round,
+            policy_version=group.policy_version,
+            task=group.task.ref,
+            completions=group.texts,
+            sampling=msgspec.UNSET if sampling is None else sampling,
+        )
+    except ValueError as error:
+        raise LocalError(f"our own group is out of range: {error}") from error

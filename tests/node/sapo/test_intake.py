@@ -211,14 +211,6 @@ def test_draws_are_reproducible() -> None:
     assert taken[0] == taken[1]
 
 
-def test_rollout_of_another_is_not_ours_to_announce() -> None:
-    peers, intake = Peers(), new_intake()
-    peers.honest(ALICE, 1)
-    (group,) = peers.groups(intake, 1)
-    with pytest.raises(LocalError):
-        rollout_of(group, BOB)
-
-
 def test_rollout_goes_out_without_tokens_that_leave_the_text_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
