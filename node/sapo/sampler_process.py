@@ -16,11 +16,11 @@ from typing import Final
 
 from shoal.node.option import HostPort
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS
-from shoal.node.sapo.agent_messages import Begin, Done, Finished, Ready, Waiting
-from shoal.node.sapo.completions import version_of
+from shoal.node.sapo.agent_messages import Begin, Finished, Ready, RoundReport, Waiting
+from shoal.node.sapo.completions import Reply, version_of
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, run
-from shoal.node.sapo.engine_client import DrawnGroup, EngineClient
-from shoal.node.sapo.groups import JudgedGroup, all_known
+from shoal.node.sapo.engine_client import EngineClient
+from shoal.node.sapo.groups import JudgedGroup, all_known, mean
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.protocol.errors import LocalError
@@ -103,11 +103,11 @@ class Sampler:
         )
         self._round += 1
 
-    def _draw(self, task: Task) -> DrawnGroup | None:
+    def _draw(self, task: Task) -> Reply | None:
         seed = sampling_seed(self._swarm, self._begin.me, self._round, task.ref.index)
         return self._client.group(task.question, self._begin.rollouts.group_size, seed)
 
-    def _scored(self, task: Task, drawn: DrawnGroup) -> JudgedGroup | None:
+    def _scored(self, task: Task, drawn: Reply) -> JudgedGroup | None:
         texts = tuple(one.text for one in drawn.completions)
         rewards = all_known(self._scorer.score_each([(task, text) for text in texts], own=True))
         if rewards is None:
@@ -124,7 +124,7 @@ class Sampler:
         )
 
 
-def sampling_of(drawn: DrawnGroup) -> Sampling:
+def sampling_of(drawn: Reply) -> Sampling:
     """The label that travels with a group: with tokens if all of its completions have them."""
     each = tuple(one.drawn for one in drawn.completions if one.drawn is not None)
     return Sampling(policy=drawn.policy, drawn=each if len(each) == len(drawn.completions) else ())
