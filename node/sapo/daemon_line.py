@@ -116,7 +116,7 @@ class DaemonSharing:
                 continue
             self._judge.note_own(group.texts)
             self._line.send(Made(announcement=announcement, group=encoded, rewards=group.rewards))
-            self._line.send(Asked(digest=announcement.digest, question=group.prompt))
+            self._line.send(Asked(digest=announcement.digest, question=group.task.question))
         self._line.rest()
 
     def take(self, count: int, *, wait_s: float = 0.0) -> list[JudgedGroup]:

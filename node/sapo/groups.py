@@ -21,14 +21,13 @@ DRAWN_LIMIT_BYTES = GROUP_LIMIT_BYTES // 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedGroup:
-    """G completions of one prompt, with the rewards that this node gave them.
+    """G completions of one task, with the rewards that this node gave them.
 
     `texts` and `rewards`: (G,), rewards in [0, 1]. `origin`: who generated them, None for this node. `round` and
     `policy_version` are the origin's. `sampling`: how they were drawn, if their origin says so.
     """
 
     task: Task
-    prompt: str
     texts: tuple[str, ...]
     rewards: tuple[float, ...]
     origin: PeerId | None

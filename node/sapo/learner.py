@@ -274,7 +274,6 @@ class Learner:
     def _judged(self, group: GeneratedGroup, texts: Sequence[str], rewards: tuple[float, ...]) -> JudgedGroup:
         return JudgedGroup(
             task=group.task,
-            prompt=group.task.question,
             texts=tuple(texts),
             rewards=rewards,
             origin=None,

@@ -114,7 +114,6 @@ class Sampler:
             return None
         return JudgedGroup(
             task=task,
-            prompt=task.question,
             texts=texts,
             rewards=rewards,
             origin=None,

@@ -76,7 +76,7 @@ def external_rows(group: JudgedGroup, policy: Policy) -> list[Row] | None:
 
     The group then is left out as a whole: its advantages are relative to the completion that would be missing.
     """
-    prompt = policy.encode_prompt(group.prompt)
+    prompt = policy.encode_prompt(group.task.question)
     advantages = group_advantages(group.rewards).tolist()
     said = group.sampling.drawn if group.sampling is not None else ()
     rows = []

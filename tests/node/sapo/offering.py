@@ -45,7 +45,6 @@ def group_of(
     task = SOURCE.draw(SWARM, origin, round_number, index)
     judged = JudgedGroup(
         task=task,
-        prompt=task.question,
         texts=tuple(texts_for(task, rewards) if texts is None else texts),
         rewards=tuple(rewards),
         origin=None,

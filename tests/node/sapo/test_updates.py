@@ -114,7 +114,7 @@ def test_anothers_text_gets_this_policys_tokens_and_end() -> None:
     assert [row.sample.completion for row in rows] == [policy.encode_completion(text) for text in group.texts]
     assert [len(row.sample.completion) for row in rows] == [2, 6, 6, 1]
     assert all(
-        row.sample.prompt == policy.encode_prompt(group.prompt) and (row.drawn, row.external) == (None, True)
+        row.sample.prompt == policy.encode_prompt(group.task.question) and (row.drawn, row.external) == (None, True)
         for row in rows
     )
     assert external_rows(foreign_group(sum_task(0, 0), ["7", "seven"]), policy) is None
