@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -53,8 +54,9 @@ from shoal.node.sapo.agent_messages import (
     Waiting,
     unpack_agent_report,
 )
+from shoal.node.sapo.groups import mean
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
-from shoal.node.sapo.selection import VARIANCE_LEAST, Intake, SelectionSettings, Tasks, mean_reward, total_bytes
+from shoal.node.sapo.selection import VARIANCE_LEAST, Intake, SelectionSettings, Tasks, total_bytes
 from shoal.node.sapo.store import GroupStore
 from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Trust
@@ -596,9 +598,9 @@ def rewards_by_task(
     return {
         family: events.TaskRewards(
             own=len(own.get(family, ())),
-            reward=mean_reward(own.get(family, ())),
+            reward=mean(chain.from_iterable(own.get(family, ()))),
             external=len(external.get(family, ())),
-            external_reward=mean_reward(external.get(family, ())),
+            external_reward=mean(chain.from_iterable(external.get(family, ()))),
         )
         for family in sorted({*own, *external})
     }

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 
+from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy, Rollout
 from shoal.node.sapo.tasks import Task
 from shoal.protocol.errors import ConfigError
@@ -69,6 +70,18 @@ class Generated:
 
     groups: tuple[GeneratedGroup, ...]
     tokens: int
+
+
+def rewards_of(
+    policy: Policy, tasks: Sequence[Task], *, score: Score, generator: torch.Generator | None
+) -> Sequence[float | None]:
+    """The rewards of one completion for each task, None for one that was not scored in time.
+
+    generator: None takes the most probable token each time.
+    """
+    rollouts = [Rollout(prompt=policy.encode_prompt(task.question)) for task in tasks]
+    policy.extend(rollouts, generator=generator)
+    return score([(task, policy.decode(rollout.tokens)) for task, rollout in zip(tasks, rollouts, strict=True)])
 
 
 class GroupGenerator:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,12 @@ def all_known(rewards: Sequence[float | None]) -> tuple[float, ...] | None:
     """The rewards of a group; None if one was not scored in time: it may be right, and to take it for 0 unlearns it."""
     known = tuple(reward for reward in rewards if reward is not None)
     return known if len(known) == len(rewards) else None
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """Return the mean, such as of rewards; None where there are none."""
+    values = list(values)
+    return math.fsum(values) / len(values) if values else None
 
 
 def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:

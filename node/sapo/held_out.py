@@ -13,10 +13,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
+from shoal.node.sapo.generation import rewards_of
+from shoal.node.sapo.groups import mean
 from shoal.node.sapo.judge import Score
-from shoal.node.sapo.policy import Policy, Rollout
+from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.protocol.rollouts import seed_of
 
@@ -88,7 +91,8 @@ class HeldOut:
         seconds, rewards = 0.0, list[float | None]()
         while len(rewards) < len(self._tasks) and seconds < TIME_LIMIT_S:
             began = self._clock()
-            rewards += self._rewards(policy, self._tasks[len(rewards) : len(rewards) + self._together])
+            tasks = self._tasks[len(rewards) : len(rewards) + self._together]
+            rewards += rewards_of(policy, tasks, score=self._score, generator=None)
             seconds += self._clock() - began
             self._rest()
         self._tasks = self._tasks[: len(rewards)]
@@ -100,19 +104,8 @@ class HeldOut:
                 by_family[task.ref.family].append(reward)
         known = [reward for one in by_family.values() for reward in one]
         return HeldOutReward(
-            reward=_mean(known),
-            by_family={name: _mean(by_family[name]) for name in sorted(by_family)},
+            reward=mean(known) or 0.0,
+            by_family={name: fmean(by_family[name]) for name in sorted(by_family)},
             tasks=len(known),
             seconds=seconds,
         )
-
-    def _rewards(self, policy: Policy, tasks: Sequence[Task]) -> Sequence[float | None]:
-        rollouts = [Rollout(prompt=policy.encode_prompt(task.question)) for task in tasks]
-        policy.extend(rollouts, generator=None)
-        return self._score(
-            [(task, policy.decode(rollout.tokens)) for task, rollout in zip(tasks, rollouts, strict=True)]
-        )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / max(1, len(values))

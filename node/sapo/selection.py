@@ -27,6 +27,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shoal.node.sapo.groups import mean
 from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Trust
 from shoal.protocol.errors import LocalError
@@ -201,7 +202,7 @@ class RoundIntake:
     @property
     def reward(self) -> float | None:
         """The mean over the accepted groups' completions."""
-        return mean_reward(group for groups in self.rewards.values() for group in groups)
+        return mean(reward for groups in self.rewards.values() for group in groups for reward in group)
 
 
 class Intake:
@@ -300,12 +301,6 @@ class Intake:
     def _want(self, offers: Sequence[Offer]) -> list[Offer]:
         self._wanted = {offer.digest: offer for offer in offers}
         return list(offers)
-
-
-def mean_reward(groups: Iterable[Sequence[float]]) -> float | None:
-    """Return the mean over all completions of these groups, None where there are none."""
-    rewards = [reward for group in groups for reward in group]
-    return sum(rewards) / len(rewards) if rewards else None
 
 
 def total_bytes(offers: Iterable[Offer]) -> int:

@@ -7,7 +7,6 @@ the same question under two seeds.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,10 @@ from typing import Final
 
 import torch
 
+from shoal.node.sapo.generation import rewards_of
+from shoal.node.sapo.groups import mean
 from shoal.node.sapo.judge import Score
-from shoal.node.sapo.policy import Policy, Rollout, Sample, completion_mask
+from shoal.node.sapo.policy import Policy, Sample, completion_mask
 from shoal.node.sapo.tasks import Task, TaskChoice
 from shoal.node.sapo.updates import GRADIENT_LIMIT
 from shoal.protocol.errors import ConfigError
@@ -126,13 +127,8 @@ def warm_up(
 
 def measure_reward(policy: Policy, lessons: Sequence[Lesson], *, score: Score, generator: torch.Generator) -> float:
     """The mean reward of one sampled completion for each lesson's question, of those that were scored in time."""
-    rollouts = [Rollout(prompt=policy.encode_prompt(lesson.task.question)) for lesson in lessons]
-    policy.extend(rollouts, generator=generator)
-    rewards = score(
-        [(lesson.task, policy.decode(rollout.tokens)) for lesson, rollout in zip(lessons, rollouts, strict=True)]
-    )
-    known = [reward for reward in rewards if reward is not None]
-    return math.fsum(known) / max(1, len(known))
+    rewards = rewards_of(policy, [lesson.task for lesson in lessons], score=score, generator=generator)
+    return mean(reward for reward in rewards if reward is not None) or 0.0
 
 
 def _samples(policy: Policy, lessons: Sequence[Lesson]) -> list[Sample]:

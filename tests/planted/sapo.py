@@ -340,7 +340,7 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "what others earned counts as own, by task",
         "tests/node/sapo/test_intake.py::test_rewards_of_a_task_are_means_over_completions_of_own_groups_and_of_others",
-        "reward=mean_reward(own.get(family, ())),",
-        "reward=mean_reward((*own.get(family, ()), *external.get(family, ()))),",
+        "reward=mean(chain.from_iterable(own.get(family, ()))),",
+        "reward=mean(chain.from_iterable((*own.get(family, ()), *external.get(family, ())))),",
     ),
 )
