@@ -27,12 +27,12 @@ from shoal.node.sapo.agent_messages import (
     AgentReport,
     Begin,
     Delivered,
-    Done,
     Judged,
     Made,
     Order,
     Pulled,
     Ready,
+    RoundReport,
     Take,
 )
 from shoal.node.sapo.selection import Verdict
@@ -138,14 +138,13 @@ class StubAgent:
         if taken:
             await self._to_daemon.send(Judged(verdicts=(Verdict(rewards=REWARDS),) * len(taken)))
         await self._to_daemon.send(
-            Done(
+            RoundReport(
                 round=number,
                 reward=0.5,
                 local=1,
                 external=len(taken),
                 informative=1 + len(taken),
                 generated_tokens=COMPLETIONS,
-                unencodable=0,
                 seconds=trio.current_time() - started,
             )
         )

@@ -14,7 +14,7 @@ it passes on as it is; the agent alone opens and scores them, and the daemon kee
     Pulled … Pulled, Delivered ───────────────────►      those that came, one by one
           ◄──────────────────────────────────────── Asked   what each of them answers, as far as it was opened
           ◄──────────────────────────────────────── Judged  what each of them is worth
-          ◄──────────────────────────────────────── Done    the round; Made again, and so on
+          ◄──────────────────────────────────────── RoundReport  of the round; Made again, and so on
           ◄──────────────────────────────────────── Probed  the policy on held-out tasks, every so many rounds
           ◄──────────────────────────────────────── Waiting for an engine, if it has one
     Pause, Resume, Stop at any time
@@ -154,22 +154,28 @@ class Judged(Message, frozen=True, kw_only=True):
     verdicts: Annotated[tuple[Verdict, ...], Meta(min_length=1, max_length=GROUPS_LIMIT)]
 
 
-class Done(Message, frozen=True, kw_only=True):
+class RoundReport(Message, frozen=True, kw_only=True):
     """The end of a round.
 
-    reward: mean over the completions that it generated itself, None for a judge. local, external: groups trained on;
-    informative: those of them whose rewards vary. unencodable: accepted groups that its policy cannot express.
-    entropy and those after it: see `Drawn` and `Update`; None where nothing was drawn, or trained on.
+    reward: mean over the completions that it generated itself and finished in this round, None where none was scored.
+    local, external: groups trained on, its own as far as they were scored in time; informative: those of them whose
+    rewards vary. generated_tokens: all that were drawn, also for groups that go on. unencodable: accepted groups that
+    its policy cannot express.
+
+    By the figures after `seconds` a collapse is seen; None where nothing was drawn by its policy, or trained on.
+    entropy: in nats a token, estimated by the mean of -log p of those drawn. length: tokens of a completion, mean.
+    distinct: completions that no other of their group equals, and one of those that do, as a share of all.
+    gradient_norm, clipped: see `Update`.
     """
 
     round: Count
-    reward: Reward | None
-    local: Count
-    external: Count
-    informative: Count
-    generated_tokens: Count
-    unencodable: Count
-    seconds: float
+    reward: Reward | None = None
+    local: Count = 0
+    external: Count = 0
+    informative: Count = 0
+    generated_tokens: Count = 0
+    unencodable: Count = 0
+    seconds: float = 0.0
     entropy: float | None = None
     length: float | None = None
     distinct: float | None = None
@@ -204,7 +210,9 @@ class Finished(Message, frozen=True, kw_only=True):
     """All rounds that were to be made are made, and saved."""
 
 
-AgentReport = Teaching | Ready | Made | Asked | Take | Judged | Done | Probed | Waiting | Saved | Finished | Failed
+AgentReport = (
+    Teaching | Ready | Made | Asked | Take | Judged | RoundReport | Probed | Waiting | Saved | Finished | Failed
+)
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _REPORTS: msgspec.msgpack.Decoder[AgentReport] = msgspec.msgpack.Decoder(AgentReport)

@@ -17,18 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import torch
 
 from shoal.node.pipe import EXIT_ORPHANED, SUMMARY_LIMIT_CHARS
 from shoal.node.sapo import learner_state
-from shoal.node.sapo.agent_messages import Begin, Done, Finished, Probed, Ready, Saved, Teaching
+from shoal.node.sapo.agent_messages import Begin, Finished, Probed, Ready, RoundReport, Saved, Teaching
 from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, run
 from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.following import Following
 from shoal.node.sapo.grpo import GrpoSettings
 from shoal.node.sapo.held_out import HeldOut, held_out_tasks
-from shoal.node.sapo.learner import DrawTask, Learner, LearnerSettings, RoundReport
+from shoal.node.sapo.learner import DrawTask, Learner, LearnerSettings
 from shoal.node.sapo.policies import PolicyLimits, load_policy
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
@@ -190,35 +191,16 @@ class Agent:
         )
 
     def _make_round(self) -> RoundReport:
-        began, unencodable = time.monotonic(), self.learner.unencodable.total()
+        began = time.monotonic()
         self._sharing.begin_round()
         report = self._judge_round() if self._begin.role == "judge" else self.learner.run_round()
-        self._line.send(
-            Done(
-                round=report.round,
-                reward=report.reward if report.local else None,
-                local=report.local,
-                external=report.external,
-                informative=report.informative,
-                generated_tokens=report.generated_tokens,
-                unencodable=self.learner.unencodable.total() - unencodable,
-                seconds=time.monotonic() - began,
-                **report.course,
-            )
-        )
+        self._line.send(msgspec.structs.replace(report, seconds=time.monotonic() - began))
         return report
 
     def _judge_round(self) -> RoundReport:
         groups = self._sharing.take(max(1, self._begin.rollouts.external), wait_s=JUDGE_WAIT_S)
         self.learner.round += 1
-        return RoundReport(
-            round=self.learner.round - 1,
-            reward=0.0,
-            local=0,
-            external=len(groups),
-            informative=len(groups),
-            generated_tokens=0,
-        )
+        return RoundReport(round=self.learner.round - 1, external=len(groups), informative=len(groups))
 
     def _save(self) -> None:
         """Write what was learnt since the last time, if anything was."""

@@ -41,13 +41,13 @@ from shoal.node.sapo.agent_messages import (
     Asked,
     Begin,
     Delivered,
-    Done,
     Finished,
     Judged,
     Made,
     Probed,
     Pulled,
     Ready,
+    RoundReport,
     Saved,
     Take,
     Teaching,
@@ -356,7 +356,7 @@ class RolloutEngine:
                 await self._take(child, report)
             case Judged():
                 await self._weigh(child, report)
-            case Done():
+            case RoundReport():
                 self._finish_round(report)
             case Waiting():
                 self._wait_for_engine(report)
@@ -508,7 +508,7 @@ class RolloutEngine:
             )
         )
 
-    def _finish_round(self, done: Done) -> None:
+    def _finish_round(self, done: RoundReport) -> None:
         intake = self._ready_intake()
         self.state_round = done.round + 1
         taken = intake.end_round()

@@ -9,7 +9,6 @@ The label of a group, its policy's version, is what the engine said with the com
 
 from __future__ import annotations
 
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
@@ -90,14 +89,12 @@ class Sampler:
             informative += len(set(group.rewards)) > 1
             rewards += group.rewards
         self._line.send(
-            Done(
+            RoundReport(
                 round=self._round,
-                reward=math.fsum(rewards) / len(rewards) if rewards else None,
+                reward=mean(rewards),
                 local=made,
-                external=0,
                 informative=informative,
                 generated_tokens=tokens,
-                unencodable=0,
                 seconds=time.monotonic() - began,
             )
         )

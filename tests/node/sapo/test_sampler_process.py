@@ -11,7 +11,7 @@ import trio
 
 from shoal.node.child_process import Child
 from shoal.node.pipe import Pause, Resume
-from shoal.node.sapo.agent_messages import AgentReport, Asked, Begin, Done, Finished, Made, Ready, Waiting
+from shoal.node.sapo.agent_messages import AgentReport, Asked, Begin, Finished, Made, Ready, RoundReport, Waiting
 from shoal.node.sapo.engine import SAMPLER_PROGRAM, running_agent
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
@@ -51,7 +51,7 @@ def with_sampler(body: Callable[[Child[AgentReport]], Awaitable[None]]) -> int |
     return trio.run(main)
 
 
-def round_of(folder: Path, engine: ScriptedEngine, *, labels: bool = True) -> tuple[list[Made], list[str], Done]:
+def round_of(folder: Path, engine: ScriptedEngine, *, labels: bool = True) -> tuple[list[Made], list[str], RoundReport]:
     """One round: what it made, why it waited, and how the round ended."""
     made, waited, ended = [], [], []
 
@@ -64,7 +64,7 @@ def round_of(folder: Path, engine: ScriptedEngine, *, labels: bool = True) -> tu
                     made.append(report)
                 case Waiting():
                     waited.append(report.reason)
-                case Done():
+                case RoundReport():
                     ended.append(report)
                 case other:
                     assert isinstance(other, Asked)
