@@ -154,8 +154,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "a liar stays trusted a lie longer",
         "tests/node/sapo/test_trust.py::test_liar_is_ignored_after_four_lies_and_nobody_else",
-        "if is_ignored or self.demerits(peer) >= ignored_at:",
-        "if is_ignored or self.demerits(peer) > ignored_at:",
+        "if is_ignored or self.demerits(peer) >= IGNORED_AT:",
+        "if is_ignored or self.demerits(peer) > IGNORED_AT:",
     ),
     bug(
         "demerits do not decay",
@@ -166,14 +166,14 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "a flood puts a peer out for ever",
         "tests/node/sapo/test_trust.py::test_flood_does_not_put_a_peer_out_for_ever",
-        "self._demerits.add(peer, weight, self._round, most=4 * ignored_at)",
+        "self._demerits.add(peer, weight, self._round, most=4 * IGNORED_AT)",
         "self._demerits.add(peer, weight, self._round)",
     ),
     bug(
         "a peer that is let in again keeps all its demerits against it",
         "tests/node/sapo/test_trust.py::test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter",
-        "if peer in self._ignored and self.demerits(peer) <= self._settings.ignored_at / 2:",
-        "if peer in self._ignored and self.demerits(peer) < self._settings.ignored_at:",
+        "if peer in self._ignored and self.demerits(peer) <= IGNORED_AT / 2:",
+        "if peer in self._ignored and self.demerits(peer) < IGNORED_AT:",
     ),
     bug(
         "advantages are not centred",
