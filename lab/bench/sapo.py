@@ -132,7 +132,7 @@ def _make_agent(
         scorer.source,
         score=scorer.score_each,
         seed=own_seed,
-        weighting="uniform" if bench.sampling == "uniform" else "informative",
+        weighting=bench.sampling,
     )
     learner = Learner(
         policy,

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.judge import Judge, Score
-from shoal.node.sapo.selection import Intake, SelectionSettings, Tasks, Weighting
+from shoal.node.sapo.selection import Intake, Tasks, Weighting
 from shoal.node.sapo.tasks import TaskSource
 from shoal.node.sapo.trust import Trust
 from shoal.protocol.identity import Identity, PeerId
@@ -121,7 +121,8 @@ class MemberSharing:
             Tasks(swarm_id=shared.swarm_id, table=source.table, scorable=source.scorable),
             trust=self._trust,
             seed=seed,
-            settings=SelectionSettings(weighting=weighting, staleness_rounds=KEPT_ROUNDS),
+            staleness_rounds=KEPT_ROUNDS,
+            weighting=weighting,
         )
         self._round = 0
         self._refused: Counter[str] = Counter()

@@ -56,7 +56,7 @@ from shoal.node.sapo.agent_messages import (
 )
 from shoal.node.sapo.groups import mean
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
-from shoal.node.sapo.selection import VARIANCE_LEAST, Intake, SelectionSettings, Tasks, total_bytes
+from shoal.node.sapo.selection import VARIANCE_LEAST, Intake, Tasks, total_bytes
 from shoal.node.sapo.store import GroupStore
 from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Trust
@@ -440,10 +440,8 @@ class RolloutEngine:
             Tasks(swarm_id=manifest.swarm_id, table=TaskTable(ready.tasks), scorable=frozenset(ready.scorable)),
             trust=self._trust,
             seed=assigned_seed(manifest.swarm_id, self._p.identity.peer_id, manifest.workload.seed, 1),
-            settings=SelectionSettings(
-                weighting="uniform" if section.sampling == "uniform" else "informative",
-                staleness_rounds=section.staleness_rounds,
-            ),
+            staleness_rounds=section.staleness_rounds,
+            weighting=section.sampling,
         )
 
     def _ready_intake(self) -> Intake:

@@ -36,14 +36,18 @@ from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import COMPLETION_LIMIT, Reason
 from shoal.protocol.wire import SwarmId
 
-Weighting = Literal["uniform", "informative"]
+Weighting = Literal["uniform", "weighted"]
 
 VARIANCE_LEAST = 1e-8
 """A reward variance up to this is none."""
 USED_LIMIT = 65_536
 """Digests of groups that were pulled, or could not be, and are not drawn again."""
+OFFERS_PER_ORIGIN = 64
+"""The latest so many may be drawn of one peer, so that who offers more is not chosen more."""
 ATTEMPTS_PER_GROUP = 4
 """Offers that a round may try for each group that it wants."""
+WASTE_SHARE = 0.05
+"""Bytes of refused groups that may be replaced, of those trained on."""
 
 Reward = Annotated[float, Meta(ge=0, le=1)]
 
@@ -61,24 +65,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionSettings:
-    """The bounds of what may be chosen.
-
-    staleness_rounds: the most of this node's rounds since an offer arrived. offers_per_origin: the most, its latest,
-    that may be drawn of one peer, so that who offers more is not chosen more.
-    """
-
-    weighting: Weighting = "uniform"
-    staleness_rounds: int = 4
-    offers_per_origin: int = 64
-
-    def __post_init__(self) -> None:
-        """Raises LocalError."""
-        if self.staleness_rounds < 0 or self.offers_per_origin < 1:
-            raise LocalError(f"staleness is counted from 0 and offers from 1, not as in {self}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
     """The swarm's tasks by their names. scorable: families of which others' text can be scored on this machine."""
 
@@ -90,9 +76,13 @@ class Tasks:
 class Selector:
     """Filters offers and draws from them. `rejected` counts each offer that is left out once, by reason."""
 
-    def __init__(self, tasks: Tasks, trust: Trust, settings: SelectionSettings | None = None) -> None:
-        """`trust`: of whom nothing is drawn, and where a task that its origin was not assigned counts as a fault."""
-        self.settings = settings or SelectionSettings()
+    def __init__(self, tasks: Tasks, trust: Trust, *, weighting: Weighting, staleness_rounds: int) -> None:
+        """`trust`: of whom nothing is drawn, and where a task that its origin was not assigned counts as a fault.
+
+        staleness_rounds: the most of this node's rounds since an offer arrived.
+        """
+        self._weighting = weighting
+        self._staleness_rounds = staleness_rounds
         self.rejected: Counter[Reason] = Counter()
         self._tasks = tasks
         self._trust = trust
@@ -123,7 +113,7 @@ class Selector:
     def draw(self, offers: Iterable[Offer], count: int, rng: random.Random) -> list[Offer]:
         """Return up to `count` of these offers, without repetition, in the order of the draw."""
         offers = list(offers)
-        if self.settings.weighting == "uniform":
+        if self._weighting == "uniform":
             return rng.sample(offers, min(count, len(offers)))
         # Efraimidis and Spirakis 2006: the largest u^(1/w) are a weighted sample without replacement.
         keys = [(rng.random() ** (1 / offer.announcement.reward_variance), at) for at, offer in enumerate(offers)]
@@ -135,7 +125,7 @@ class Selector:
             return Reason.IGNORED
         if announcement.task.family not in self._tasks.scorable:
             return Reason.UNSAFE_FAMILY
-        if round_number - offer.arrived > self.settings.staleness_rounds:
+        if round_number - offer.arrived > self._staleness_rounds:
             return Reason.STALE
         if announcement.reward_variance <= VARIANCE_LEAST:
             return Reason.NO_VARIANCE
@@ -152,11 +142,11 @@ class Selector:
         return True
 
     def _latest(self, offers: list[Offer]) -> list[Offer]:
-        """Return the last `offers_per_origin` of each peer."""
+        """Return the last `OFFERS_PER_ORIGIN` of each peer."""
         room: dict[PeerId, int] = {}
         latest = []
         for offer in reversed(offers):
-            left = room.get(offer.origin, self.settings.offers_per_origin)
+            left = room.get(offer.origin, OFFERS_PER_ORIGIN)
             if left:
                 room[offer.origin] = left - 1
                 latest.append(offer)
@@ -164,14 +154,13 @@ class Selector:
 
 
 class ByteBudget:
-    """Keeps what is pulled within the bytes of the groups trained on, plus `allowance` of them.
+    """Keeps what is pulled within the bytes of the groups trained on, plus `WASTE_SHARE` of them.
 
     What a round needs is pulled in any case: as many groups as it wants. A replacement, for a group that came and was
     refused, is pulled only while the bytes wasted so far leave room for it to be wasted as well.
     """
 
-    def __init__(self, allowance: float = 0.05) -> None:
-        self.allowance = allowance
+    def __init__(self) -> None:
         self.trained_bytes = 0
         self.wasted_bytes = 0
 
@@ -184,7 +173,7 @@ class ByteBudget:
 
     def allows(self, size_bytes: int) -> bool:
         """Return whether a replacement of this size may be pulled."""
-        return self.wasted_bytes + size_bytes <= self.allowance * self.trained_bytes
+        return self.wasted_bytes + size_bytes <= WASTE_SHARE * self.trained_bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -209,20 +198,14 @@ class Intake:
     """One node's way from offers to judged groups; one draw at a time. What verdicts cost whom is decided here."""
 
     def __init__(
-        self,
-        tasks: Tasks,
-        *,
-        trust: Trust,
-        seed: int,
-        settings: SelectionSettings | None = None,
-        allowance: float = 0.05,
+        self, tasks: Tasks, *, trust: Trust, seed: int, staleness_rounds: int, weighting: Weighting = "uniform"
     ) -> None:
-        """`seed`: of the draws. `allowance`: bytes that may be wasted, of those trained on."""
+        """`seed`: of the draws. The rest: see `Selector`."""
         self.trust = trust
-        self.budget = ByteBudget(allowance)
+        self.budget = ByteBudget()
         self.pulled: list[tuple[Offer, bytes]] = []
         """The groups that came and are to be judged, with their offers."""
-        self._selector = Selector(tasks, trust, settings)
+        self._selector = Selector(tasks, trust, weighting=weighting, staleness_rounds=staleness_rounds)
         self._rng = random.Random(seed)
         self._used: OrderedDict[bytes, None] = OrderedDict()
         self._left: list[Offer] = []

@@ -86,5 +86,5 @@ def new_judge() -> Judge:
     return Judge(swarm_id=SWARM, source=SOURCE, score=score)
 
 
-def new_intake(*, seed: int = 0, trust: Trust | None = None, allowance: float = 0.05) -> Intake:
-    return Intake(TASKS, trust=trust or Trust(), seed=seed, allowance=allowance)
+def new_intake(*, seed: int = 0, trust: Trust | None = None) -> Intake:
+    return Intake(TASKS, trust=trust or Trust(), seed=seed, staleness_rounds=4)

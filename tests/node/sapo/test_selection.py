@@ -9,9 +9,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from shoal.node.sapo.selection import ByteBudget, SelectionSettings, Selector, Weighting
+from shoal.node.sapo.selection import OFFERS_PER_ORIGIN, ByteBudget, Selector, Weighting
 from shoal.node.sapo.trust import WEIGHTS, Trust
-from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import Reason, TaskRef
@@ -24,8 +23,8 @@ def offer(index: int, *, by: PeerId = ALICE, rewards: tuple[float, ...] = (1.0, 
     return offer_of(group_of(by, index, rewards=rewards), arrived=at)[0]
 
 
-def new_selector(settings: SelectionSettings | None = None, *, trust: Trust | None = None) -> Selector:
-    return Selector(TASKS, trust or Trust(), settings)
+def new_selector(*, trust: Trust | None = None, weighting: Weighting = "uniform") -> Selector:
+    return Selector(TASKS, trust or Trust(), weighting=weighting, staleness_rounds=4)
 
 
 def test_groups_without_variance_are_dropped_before_sampling() -> None:
@@ -43,7 +42,7 @@ def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
     trust = Trust()
     for _ in range(4):
         trust.fault(BOB, Reason.HINT)
-    selector = new_selector(SelectionSettings(staleness_rounds=4), trust=trust)
+    selector = new_selector(trust=trust)
     fresh, used = offer(0, at=6), offer(3, at=6)
     offers = [
         fresh,
@@ -67,10 +66,10 @@ def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
 
 
 def test_peer_that_offers_more_is_not_chosen_more() -> None:
-    selector = new_selector(SelectionSettings(offers_per_origin=3))
-    flood = [offer(index) for index in range(100)]
+    selector = new_selector()
+    flood = [offer(index) for index in range(2 * OFFERS_PER_ORIGIN)]
     few = [offer(index, by=BOB) for index in range(3)]
-    assert selector.eligible(flood[:50] + few + flood[50:], round_number=0, used=()) == few + flood[-3:]
+    assert selector.eligible(flood[:50] + few + flood[50:], round_number=0, used=()) == few + flood[-OFFERS_PER_ORIGIN:]
     assert not selector.rejected
 
 
@@ -80,7 +79,7 @@ def about(one: Offer, task: TaskRef) -> Offer:
 
 
 def draws(weighting: Weighting, count: int) -> Counter[int]:
-    selector = new_selector(SelectionSettings(weighting=weighting))
+    selector = new_selector(weighting=weighting)
     # Announced variances: 0.25, 0.1875 and 0.1094.
     rewards = [(1.0, 0.0), (1.0, 0.0, 0.0, 0.0), (1.0,) + (0.0,) * 7]
     offers = [offer(index, rewards=one) for index, one in enumerate(rewards)]
@@ -92,17 +91,17 @@ def test_uniform_draw_is_uniform() -> None:
     assert all(abs(times - 1000) < 100 for times in draws("uniform", 3000).values())
 
 
-def test_informative_draw_follows_the_announced_variance() -> None:
-    times = draws("informative", 3000)
+def test_weighted_draw_follows_the_announced_variance() -> None:
+    times = draws("weighted", 3000)
     total = 0.25 + 0.1875 + 0.109375
     assert [times[at] / 3000 for at in range(3)] == pytest.approx(
         [0.25 / total, 0.1875 / total, 0.109375 / total], abs=0.03
     )
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "informative"])
+@pytest.mark.parametrize("weighting", ["uniform", "weighted"])
 def test_draw_repeats_nothing_and_takes_what_there_is(weighting: Weighting) -> None:
-    selector = new_selector(SelectionSettings(weighting=weighting))
+    selector = new_selector(weighting=weighting)
     offers = [offer(index) for index in range(5)]
     for count in (0, 3, 5, 9):
         drawn = selector.draw(offers, count, random.Random(count))
@@ -110,7 +109,7 @@ def test_draw_repeats_nothing_and_takes_what_there_is(weighting: Weighting) -> N
 
 
 def test_budget_lets_replacements_through_up_to_its_share() -> None:
-    budget = ByteBudget(0.05)
+    budget = ByteBudget()
     assert not budget.allows(1)
     budget.note(10_000, trained=True)
     assert budget.allows(500)
@@ -119,10 +118,3 @@ def test_budget_lets_replacements_through_up_to_its_share() -> None:
     assert budget.allows(200)
     assert not budget.allows(201)
     assert (budget.trained_bytes, budget.wasted_bytes) == (10_000, 300)
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(LocalError):
-        SelectionSettings(staleness_rounds=-1)
-    with pytest.raises(LocalError):
-        SelectionSettings(offers_per_origin=0)
