@@ -27,7 +27,6 @@ from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, run
 from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.following import Following
-from shoal.node.sapo.grpo import GrpoSettings
 from shoal.node.sapo.held_out import HeldOut, held_out_tasks
 from shoal.node.sapo.learner import DrawTask, Learner, LearnerSettings
 from shoal.node.sapo.policies import PolicyLimits, load_policy
@@ -78,7 +77,7 @@ class Agent:
                 updates=UpdateSettings(
                     learning_rate=begin.learning_rate,
                     gradient_limit=begin.clip_norm,
-                    grpo=GrpoSettings(external=section.external_terms),
+                    terms=section.external_terms,
                 ),
             ),
             draw=draw,

@@ -21,10 +21,8 @@ from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.tasks import Task
 from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
-from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.errors import LocalError
 
-GROUPS_LIMIT = 1024
-"""Of one round."""
 TAKE_LIMIT = 3
 """Times that a round asks for others' groups in place of those that its policy cannot express."""
 
@@ -59,7 +57,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """The make-up of a round: I groups of its own, J of others. Raises ConfigError where no round can be made.
+    """The make-up of a round: I groups of its own, one at least, J of others.
 
     trains: whether the policy is updated; an agent that only samples for others leaves it as it is.
     group_size, over_provision: see `GroupGenerator`. label: the policy's name, by which groups say how they were drawn;
@@ -73,12 +71,6 @@ class LearnerSettings:
     trains: bool = True
     label: str | None = None
     updates: UpdateSettings = field(default_factory=UpdateSettings)
-
-    def __post_init__(self) -> None:
-        """Check what `GroupGenerator` does not."""
-        for name, least in (("local", 1), ("external", 0)):
-            if not least <= getattr(self, name) <= GROUPS_LIMIT:
-                raise ConfigError(f"sapo: {name} must be {least} to {GROUPS_LIMIT}, not {getattr(self, name)}")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -12,14 +11,14 @@ from shoal.node.sapo.generation import GeneratedGroup
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.grpo import (
     Batch,
-    GrpoSettings,
+    ExternalTerms,
     clipped_share,
+    counts,
     group_advantages,
     grpo_loss,
     truncated_weights,
 )
 from shoal.node.sapo.policy import Policy, Sample, completion_mask
-from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE
 from shoal.protocol.rollouts import Drawn
 
@@ -31,18 +30,12 @@ GRADIENT_LIMIT = 1.0
 class UpdateSettings:
     """The training on a round's rows: in one update, by AdamW without decay.
 
-    gradient_limit: the norm that a gradient is cut to. Raises ConfigError for numbers out of range.
+    gradient_limit: the norm that a gradient is cut to. terms: what others' completions count for.
     """
 
     learning_rate: float = DEFAULT_LEARNING_RATE
     gradient_limit: float = GRADIENT_LIMIT
-    grpo: GrpoSettings = field(default_factory=GrpoSettings)
-
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        for name in ("learning_rate", "gradient_limit"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(f"sapo: {name} must be a number above 0, not {getattr(self, name)}")
+    terms: ExternalTerms = "positive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,23 +128,23 @@ class Updater:
 
         Rows without gradient cost no computation: their tokens are only counted.
         """
-        useful = [row for row in rows if self._counts(row)]
+        terms = self._settings.terms
+        useful = [
+            row for row in rows if counts(terms, row.advantage, external=row.external, drawn=row.drawn is not None)
+        ]
         if not useful:
             return None
         log_probs = self._policy.log_probs([row.sample for row in useful])
         tokens = sum(len(row.sample.completion) for row in rows)
-        batch = _batch(useful, log_probs.detach(), self._settings.grpo)
+        batch = _batch(useful, log_probs.detach(), terms)
         self._optimizer.zero_grad(set_to_none=True)
-        grpo_loss(log_probs, batch, self._settings.grpo, tokens=tokens).backward()  # type: ignore[no-untyped-call]
+        grpo_loss(log_probs, batch, tokens=tokens).backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
         self._optimizer.step()
-        return Update(gradient_norm=float(norm), clipped=clipped_share(log_probs.detach(), batch, self._settings.grpo))
-
-    def _counts(self, row: Row) -> bool:
-        return self._settings.grpo.counts(row.advantage, external=row.external, drawn=row.drawn is not None)
+        return Update(gradient_norm=float(norm), clipped=clipped_share(log_probs.detach(), batch))
 
 
-def _batch(rows: Sequence[Row], current: torch.Tensor, settings: GrpoSettings) -> Batch:
+def _batch(rows: Sequence[Row], current: torch.Tensor, terms: ExternalTerms) -> Batch:
     """The rows, with ratios against what they were drawn with, or against `current`, this policy, for another's."""
     old, weights = current.clone(), torch.ones_like(current)
     for at, row in enumerate(rows):
@@ -160,8 +153,8 @@ def _batch(rows: Sequence[Row], current: torch.Tensor, settings: GrpoSettings) -
         count, drawn = len(row.drawn), torch.tensor(row.drawn)
         if not row.external:
             old[at, :count] = drawn
-        elif settings.external == "tis":
-            weights[at, :count] = truncated_weights(current[at, :count], drawn, settings)
+        elif terms == "tis":
+            weights[at, :count] = truncated_weights(current[at, :count], drawn)
     return Batch(
         old=old,
         mask=completion_mask([row.sample for row in rows]),

@@ -78,14 +78,14 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "who lies about log-probabilities counts as often as it likes",
         "tests/node/sapo/test_grpo.py::test_token_weighs_as_often_as_it_is_more_probable_here_and_twice_at_most",
-        "torch.exp((current - drawn).clamp(max=math.log(settings.truncation)))",
+        "torch.exp((current - drawn).clamp(max=math.log(TRUNCATION)))",
         "torch.exp(current - drawn)",
     ),
     bug(
         "a bad completion of unknown probability is learnt from like one that is known",
         "tests/node/sapo/test_grpo.py::test_rule_says_which_completions_of_others_count",
-        'or (self.external == "tis" and drawn)',
-        'or self.external == "tis"',
+        'or (terms == "tis" and drawn)',
+        'or terms == "tis"',
     ),
     bug(
         "tokens of another's are taken that are not those of the text",
@@ -202,14 +202,14 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "the wider clip is the lower",
         "tests/node/sapo/test_grpo.py::test_ratio_is_clipped_low_for_bad_and_high_for_good",
-        "bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)",
-        "bounded = ratio.clamp(1 - settings.clip_high, 1 + settings.clip_low)",
+        "bounded = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)",
+        "bounded = ratio.clamp(1 - CLIP_HIGH, 1 + CLIP_LOW)",
     ),
     bug(
         "what is behind a completion counts",
         "tests/node/sapo/test_grpo.py::test_loss_and_gradient_equal_a_reference",
-        "return -torch.where(batch.mask, terms, 0.0).sum() / (batch.mask.sum() if tokens is None else tokens)",
-        "return -terms.sum() / (batch.mask.sum() if tokens is None else tokens)",
+        "return -torch.where(batch.mask, terms, 0.0).sum() / tokens",
+        "return -terms.sum() / tokens",
     ),
     bug(
         "a verdict that blames nobody costs trust",

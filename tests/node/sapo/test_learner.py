@@ -10,12 +10,12 @@ from shoal.node.sapo.agent_messages import RoundReport
 from shoal.node.sapo.char_policy import END, CharModelSettings, CharPolicy
 from shoal.node.sapo.generation import GeneratedGroup
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.grpo import ExternalTerms, GrpoSettings
+from shoal.node.sapo.grpo import ExternalTerms
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings, Sharing
 from shoal.node.sapo.policy import Sample
 from shoal.node.sapo.tasks import Task
 from shoal.node.sapo.updates import UpdateSettings
-from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.errors import LocalError
 from tests.node.sapo.sums import foreign_group, score, sum_task
 
 SMALL = CharModelSettings(width=32, layers=1, heads=2, prompt_chars=4, completion_tokens=3, alphabet="01234+=")
@@ -54,7 +54,7 @@ def new_learner(
     return Learner(
         CharPolicy(settings, seed=seed),
         LearnerSettings(
-            updates=UpdateSettings(learning_rate=rate, grpo=GrpoSettings(external=terms)),
+            updates=UpdateSettings(learning_rate=rate, terms=terms),
             **groups,  # type: ignore[arg-type]
         ),
         draw=easy_task,
@@ -192,7 +192,7 @@ def test_positive_terms_leave_bad_completions_of_others_alone() -> None:
         market = Market([lesson(0, wrong=wrong)])
         learner = Learner(
             CharPolicy(SMALL, seed=1),
-            LearnerSettings(local=1, external=1, updates=UpdateSettings(grpo=GrpoSettings(external="positive"))),
+            LearnerSettings(local=1, external=1, updates=UpdateSettings(terms="positive")),
             draw=easy_task,
             score=lambda pairs: [0.0] * len(pairs),
             sharing=market,
@@ -251,18 +251,6 @@ def test_a_round_is_begun_once_and_then_finished() -> None:
     learner.begin_round()
     with pytest.raises(LocalError):
         learner.begin_round()
-
-
-@pytest.mark.parametrize("wrong", [{"local": 0}, {"external": -1}, {"local": 5000}])
-def test_settings_without_a_round_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError):
-        LearnerSettings(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [{"learning_rate": 0.0}, {"gradient_limit": -1.0}])
-def test_updates_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        UpdateSettings(**wrong)  # type: ignore[arg-type]
 
 
 def test_an_own_answer_that_was_not_scored_in_time_is_not_taken_for_a_wrong_one() -> None:
