@@ -22,7 +22,7 @@ import torch
 
 from shoal.node.pipe import EXIT_ORPHANED, SUMMARY_LIMIT_CHARS
 from shoal.node.sapo import learner_state
-from shoal.node.sapo.agent_messages import Begin, Finished, Probed, Ready, RoundReport, Saved, Teaching
+from shoal.node.sapo.agent_messages import Begin, Probed, Ready, RoundReport, Saved, Teaching
 from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, run
 from shoal.node.sapo.families import load_choices
@@ -140,7 +140,7 @@ class Agent:
             self._line.send(Saved(round=self.learner.round, failure=failure[:SUMMARY_LIMIT_CHARS]))
 
     def run(self) -> None:
-        """Make rounds until stopped, or until all are made; save what was learnt. Raises what the policy raises."""
+        """Make rounds until all are made; save what was learnt. Raises Stopped, and what the policy raises."""
         self._save()  # the warm-up
         try:
             if self._begin.averages is None:
@@ -151,11 +151,8 @@ class Agent:
                     self._make_rounds(beside)
         except Stopped:
             self._save()
-            return
+            raise
         self._save()
-        self._line.send(Finished())
-        while True:
-            self._line.receive()
 
     def _make_rounds(self, beside: Averaging | Following | None = None) -> None:
         """Until all are made, or there is no node any more whose rounds are beside them. Raises Stopped."""

@@ -20,6 +20,7 @@ from shoal.node.sapo.agent_messages import (
     Asked,
     Begin,
     Delivered,
+    Finished,
     Judged,
     Made,
     Order,
@@ -158,7 +159,7 @@ MakeRounds = Callable[[Begin, DaemonLine, TaskSource, Scorer], None]
 
 
 def serve(descriptor: int, make_rounds: MakeRounds) -> int:
-    """Serve one daemon over an inherited descriptor; return the exit status."""
+    """Serve one daemon over an inherited descriptor until it wants no more; return the exit status."""
     line = DaemonLine(descriptor)
     try:
         begin = line.receive()
@@ -168,12 +169,14 @@ def serve(descriptor: int, make_rounds: MakeRounds) -> int:
         with Scorer(source) as scorer:
             scorer.check()
             make_rounds(begin, line, source, scorer)
+        line.send(Finished())
+        while True:
+            line.receive()
     except Stopped:
         return 0
     except Exception as error:  # the boundary of the user's code: whatever it raised goes to the user
         line.send(describe(error))
         return EXIT_FAILED
-    return 0
 
 
 def run(make_rounds: MakeRounds) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from shoal.node.option import HostPort
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS
-from shoal.node.sapo.agent_messages import Begin, Finished, Ready, RoundReport, Waiting
+from shoal.node.sapo.agent_messages import Begin, Ready, RoundReport, Waiting
 from shoal.node.sapo.completions import Reply, version_of
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, run
 from shoal.node.sapo.engine_client import EngineClient
@@ -63,9 +63,6 @@ class Sampler:
                 self._make_round(pool)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        self._line.send(Finished())
-        while True:
-            self._line.receive()
 
     def _make_round(self, pool: ThreadPoolExecutor) -> None:
         began = time.monotonic()
