@@ -184,7 +184,10 @@ class RoundReport(Message, frozen=True, kw_only=True):
 
 
 class Probed(Message, frozen=True, kw_only=True):
-    """The greedy reward of the policy after `round` rounds on `tasks` held-out tasks, in all and by family."""
+    """The greedy reward of the policy after `round` rounds on held-out tasks, in all and by family.
+
+    tasks: that were scored in time. seconds: what it took.
+    """
 
     round: Count
     reward: Reward

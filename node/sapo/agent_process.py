@@ -22,7 +22,7 @@ import torch
 
 from shoal.node.pipe import EXIT_ORPHANED, SUMMARY_LIMIT_CHARS
 from shoal.node.sapo import learner_state
-from shoal.node.sapo.agent_messages import Begin, Probed, Ready, RoundReport, Saved, Teaching
+from shoal.node.sapo.agent_messages import Begin, Ready, RoundReport, Saved, Teaching
 from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, run
 from shoal.node.sapo.families import load_choices
@@ -175,16 +175,7 @@ class Agent:
             self._evaluate()
 
     def _evaluate(self) -> None:
-        found = self._held_out.evaluate(self.learner.policy, self.learner.round)
-        self._line.send(
-            Probed(
-                round=self.learner.round,
-                reward=found.reward,
-                by_family=dict(found.by_family),
-                tasks=found.tasks,
-                seconds=found.seconds,
-            )
-        )
+        self._line.send(self._held_out.evaluate(self.learner.policy, self.learner.round))
 
     def _make_round(self) -> RoundReport:
         began = time.monotonic()
