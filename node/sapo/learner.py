@@ -27,11 +27,8 @@ TAKE_LIMIT = 3
 """Times that a round asks for others' groups in place of those that its policy cannot express."""
 
 
-class DrawTask(Protocol):
-    """The assignment of the agent's tasks, by round and index."""
-
-    def __call__(self, round: int, index: int) -> Task:
-        """Return the task: the same one whenever it is asked for."""
+DrawTask = Callable[[int, int], Task]
+"""The assignment of an agent's tasks, by round and index: the same one whenever it is asked for."""
 
 
 class Sharing(Protocol):
