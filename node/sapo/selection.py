@@ -74,7 +74,7 @@ class Tasks:
 
 
 class Selector:
-    """Filters offers and draws from them. `rejected` counts each offer that is left out once, by reason."""
+    """Filters offers and draws from them."""
 
     def __init__(self, tasks: Tasks, trust: Trust, *, weighting: Weighting, staleness_rounds: int) -> None:
         """`trust`: of whom nothing is drawn, and where a task that its origin was not assigned counts as a fault.
@@ -83,16 +83,20 @@ class Selector:
         """
         self._weighting = weighting
         self._staleness_rounds = staleness_rounds
-        self.rejected: Counter[Reason] = Counter()
         self._tasks = tasks
         self._trust = trust
         self._counted: set[bytes] = set()
         self._own_tasks: set[bytes] = set()  # digests of offers that were found to be about assigned tasks
 
-    def eligible(self, offers: Iterable[Offer], *, round_number: int, used: Collection[bytes]) -> list[Offer]:
-        """Return those that may be drawn in this node's round; `used`: digests of groups that were pulled before."""
+    def eligible(
+        self, offers: Iterable[Offer], *, round_number: int, used: Collection[bytes]
+    ) -> tuple[list[Offer], Counter[Reason]]:
+        """Return those that may be drawn in this node's round, and why others are left out, each told of once.
+
+        used: digests of groups that were pulled before.
+        """
         offers = list(offers)
-        kept, counted = [], set()
+        kept, counted, rejected = [], set(), Counter[Reason]()
         for offer in offers:
             if offer.digest in used:
                 continue
@@ -101,14 +105,14 @@ class Selector:
                 kept.append(offer)
                 continue
             if offer.digest not in self._counted:
-                self.rejected[reason] += 1
+                rejected[reason] += 1
                 if reason is Reason.FOREIGN_TASK:
                     self._trust.fault(offer.origin, reason)
             counted.add(offer.digest)
         # What is offered no more need not be remembered.
         self._counted = counted
         self._own_tasks &= {offer.digest for offer in offers}
-        return self._latest(kept)
+        return self._latest(kept), rejected
 
     def draw(self, offers: Iterable[Offer], count: int, rng: random.Random) -> list[Offer]:
         """Return up to `count` of these offers, without repetition, in the order of the draw."""
@@ -211,13 +215,14 @@ class Intake:
         self._left: list[Offer] = []
         self._wanted: dict[bytes, Offer] = {}
         self._missing = 0
-        self._round = RoundIntake(rejected=self._selector.rejected)
+        self._round = RoundIntake()
 
     def begin(self, offers: Iterable[Offer], count: int, round_number: int) -> list[Offer]:
         """Draw `count` of the offers that may be drawn in this node's round, and return them: they are to be pulled."""
         self.trust.advance(round_number)
         self.pulled, self._missing = [], count
-        eligible = self._selector.eligible(offers, round_number=round_number, used=self._used)
+        eligible, left_out = self._selector.eligible(offers, round_number=round_number, used=self._used)
+        self.rejected.update(left_out)
         drawn = self._selector.draw(eligible, ATTEMPTS_PER_GROUP * count, self._rng)
         self._left = drawn[count:]
         return self._want(drawn[:count])
@@ -252,8 +257,7 @@ class Intake:
 
     def end_round(self) -> RoundIntake:
         """Return what the round took; it begins anew."""
-        ended, self._selector.rejected = self._round, Counter()
-        self._round = RoundIntake(rejected=self._selector.rejected)
+        ended, self._round = self._round, RoundIntake()
         return ended
 
     def _note(self, offer: Offer, verdict: Verdict) -> None:
