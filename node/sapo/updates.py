@@ -18,7 +18,7 @@ from shoal.node.sapo.grpo import (
     grpo_loss,
     truncated_weights,
 )
-from shoal.node.sapo.policy import Policy, Sample, completion_mask
+from shoal.node.sapo.policy import Policy, Sample, completion_mask, trained_parameters
 from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE
 from shoal.protocol.rollouts import Drawn
 
@@ -107,21 +107,24 @@ class Update:
     clipped: float
 
 
+def optimizer_of(policy: Policy, learning_rate: float) -> torch.optim.Optimizer:
+    """An optimizer of the parameters that training changes."""
+    return torch.optim.AdamW(trained_parameters(policy).values(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Return what the optimizer updates."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 class Updater:
     """The optimizer of one policy."""
 
     def __init__(self, policy: Policy, settings: UpdateSettings) -> None:
         self._policy = policy
         self._settings = settings
-        self._parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Optimizer with its moments, which a restart takes over."""
-        return self._optimizer
+        self.optimizer = optimizer_of(policy, settings.learning_rate)
+        """With its moments, which a restart takes over."""
 
     def train(self, rows: Sequence[Row]) -> Update | None:
         """Update the policy on `rows`, if one of them has a gradient. The loss is the mean over all their tokens.
@@ -137,10 +140,10 @@ class Updater:
         log_probs = self._policy.log_probs([row.sample for row in useful])
         tokens = sum(len(row.sample.completion) for row in rows)
         batch = _batch(useful, log_probs.detach(), terms)
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         grpo_loss(log_probs, batch, tokens=tokens).backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
-        self._optimizer.step()
+        norm = torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self._settings.gradient_limit)
+        self.optimizer.step()
         return Update(gradient_norm=float(norm), clipped=clipped_share(log_probs.detach(), batch))
 
 

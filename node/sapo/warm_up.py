@@ -19,7 +19,7 @@ from shoal.node.sapo.groups import mean
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy, Sample, completion_mask
 from shoal.node.sapo.tasks import Task, TaskChoice
-from shoal.node.sapo.updates import GRADIENT_LIMIT
+from shoal.node.sapo.updates import GRADIENT_LIMIT, optimizer_of, parameters_of
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.rollouts import seed_of
 
@@ -107,18 +107,11 @@ def warm_up(
     tell(0)
     lessons, probes = Lessons(choices, seed=seed, stream="lessons"), Lessons(choices, seed=seed, stream="probes")
     generator = torch.Generator().manual_seed(seed)
-    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = optimizer_of(policy, settings.learning_rate)
     updates, reward = 0, measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
     while reward < settings.reward and updates < settings.updates:
         for _ in range(min(settings.interval, settings.updates - updates)):
-            samples = _samples(policy, lessons.draw(settings.rows))
-            if samples:
-                optimizer.zero_grad(set_to_none=True)
-                loss = -policy.log_probs(samples).sum() / completion_mask(samples).sum()
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_LIMIT)
-                optimizer.step()
+            teach(policy, optimizer, lessons.draw(settings.rows))
             updates += 1
             tell(updates)
         reward = measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
@@ -131,7 +124,14 @@ def measure_reward(policy: Policy, lessons: Sequence[Lesson], *, score: Score, g
     return mean(reward for reward in rewards if reward is not None) or 0.0
 
 
-def _samples(policy: Policy, lessons: Sequence[Lesson]) -> list[Sample]:
-    """Lessons in the policy's tokens; those that it cannot express are left out."""
+def teach(policy: Policy, optimizer: torch.optim.Optimizer, lessons: Sequence[Lesson]) -> None:
+    """Update the policy on lessons; those that its tokens cannot express are left out."""
     encoded = [(policy.encode_prompt(one.task.question), policy.encode_completion(one.answer)) for one in lessons]
-    return [Sample(prompt=prompt, completion=completion) for prompt, completion in encoded if completion is not None]
+    samples = [Sample(prompt=prompt, completion=completion) for prompt, completion in encoded if completion is not None]
+    if not samples:
+        return
+    optimizer.zero_grad(set_to_none=True)
+    loss = -policy.log_probs(samples).sum() / completion_mask(samples).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), GRADIENT_LIMIT)
+    optimizer.step()
