@@ -29,14 +29,13 @@ from shoal.node.sapo.agent_messages import (
     unpack_order,
 )
 from shoal.node.sapo.families import load_choices
-from shoal.node.sapo.groups import JudgedGroup, rollout_of
+from shoal.node.sapo.groups import JudgedGroup, announced
 from shoal.node.sapo.judge import Judge
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import announce_group, encode_group
 from shoal.protocol.wire import SwarmId
 
 ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
@@ -109,9 +108,7 @@ class DaemonSharing:
         self._drawn_s = time.monotonic() - self._began
         for group in groups:
             try:
-                rollout = rollout_of(group, self._me)
-                encoded = encode_group(rollout)
-                announcement = announce_group(rollout, encoded, group.rewards)
+                announcement, encoded = announced(group, self._me)
             except LocalError as error:
                 logger.warning("a group is not shared: %s", error)
                 continue

@@ -11,7 +11,14 @@ import msgspec
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.rollouts import GROUP_LIMIT_BYTES, RolloutGroup, Sampling
+from shoal.protocol.rollouts import (
+    GROUP_LIMIT_BYTES,
+    Announcement,
+    RolloutGroup,
+    Sampling,
+    announce_group,
+    encode_group,
+)
 
 if TYPE_CHECKING:
     from shoal.node.sapo.tasks import Task
@@ -49,16 +56,17 @@ def mean(values: Iterable[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:
-    """Return this node's own group in the form that travels, without its tokens where they leave the text no room.
+def announced(group: JudgedGroup, me: PeerId) -> tuple[Announcement, bytes]:
+    """Return the announcement of this node's own group, and the group as it travels.
 
-    Raises LocalError for completions that cannot travel, such as one that is too long.
+    It goes without its tokens where they leave the text no room. Raises LocalError for completions that cannot travel,
+    such as one that is too long.
     """
     sampling = group.sampling
     if sampling is not None and sum(len(one.log_probs) + len(one.tokens) for one in sampling.drawn) > DRAWN_LIMIT_BYTES:
         sampling = Sampling(policy=sampling.policy)
     try:
-        return RolloutGroup(
+        rollout = RolloutGroup(
             origin=me,
             round=group.round,
             policy_version=group.policy_version,
@@ -68,3 +76,5 @@ def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:
         )
     except ValueError as error:
         raise LocalError(f"our own group is out of range: {error}") from error
+    encoded = encode_group(rollout)
+    return announce_group(rollout, encoded, group.rewards), encoded

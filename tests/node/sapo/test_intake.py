@@ -11,13 +11,13 @@ from shoal.lab.bench.sapo_swarm import collect
 from shoal.node.reporting.events import TaskRewards
 from shoal.node.sapo import groups, selection
 from shoal.node.sapo.engine import rewards_by_task
-from shoal.node.sapo.groups import JudgedGroup, rollout_of
+from shoal.node.sapo.groups import JudgedGroup, announced
 from shoal.node.sapo.selection import ATTEMPTS_PER_GROUP, Intake, Verdict, total_bytes
 from shoal.node.sapo.trust import WEIGHTS, Trust
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import Drawn, Reason, Sampling
+from shoal.protocol.rollouts import Drawn, Reason, Sampling, decode_group
 from tests.node.sapo.offering import group_of, new_intake, new_judge, offer_of, peer_id
 
 ALICE, BOB, LIAR = peer_id(1), peer_id(2), peer_id(3)
@@ -226,4 +226,4 @@ def test_rollout_goes_out_without_tokens_that_leave_the_text_no_room(
     taken = len(group.texts) * 24
     for limit_bytes, expected in ((taken, group.sampling), (taken - 1, Sampling(policy="7-gpt"))):
         monkeypatch.setattr(groups, "DRAWN_LIMIT_BYTES", limit_bytes)
-        assert rollout_of(group, ALICE).sampling == expected
+        assert decode_group(announced(group, ALICE)[1]).sampling == expected
