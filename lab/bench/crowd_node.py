@@ -39,7 +39,6 @@ from shoal.node.sapo.selection import Verdict
 from shoal.node.sapo.tasks import TaskKind, TaskTable
 from shoal.protocol.offer_book import Offer, OfferBook
 from shoal.protocol.rollouts import RolloutGroup, announce_group, encode_group
-from shoal.protocol.wire import SwarmId
 from shoal.swarm import rollouts
 
 MODULE: Final = "shoal.lab.bench.crowd_node"
@@ -154,7 +153,7 @@ class StubAgent:
             origin=begin.me,
             round=number,
             policy_version=number,
-            task=table.assigned(SwarmId(begin.swarm_id), begin.me, number, 0),
+            task=table.assigned(begin.swarm_id, begin.me, number, 0),
             completions=tuple(drawn.randbytes(COMPLETION_CHARS // 2).hex() for _ in range(COMPLETIONS)),
         )
         data = encode_group(group)

@@ -38,7 +38,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT, RolloutsSection
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import COMPLETION_LIMIT, GROUP_LIMIT_BYTES, Announcement
-from shoal.protocol.wire import HASH_BYTES
+from shoal.protocol.wire import HASH_BYTES, SwarmId
 
 WAIT_LIMIT_S = 60.0
 
@@ -65,7 +65,7 @@ class Begin(Message, frozen=True, kw_only=True):
     policy: str
     options: dict[str, Scalar]
     seed: int
-    swarm_id: Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+    swarm_id: Annotated[SwarmId, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
     me: PeerId
     folder: str
     role: Role

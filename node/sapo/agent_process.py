@@ -37,7 +37,6 @@ from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import warm_up
 from shoal.protocol.errors import StorageError
 from shoal.protocol.rollouts import assigned_seed
-from shoal.protocol.wire import SwarmId
 
 SAVE_ROUNDS: Final = 4
 JUDGE_WAIT_S: Final = 10.0
@@ -54,7 +53,7 @@ class Agent:
         self._follows = begin.averages is not None and begin.role != "train"
         self._sharing = DaemonSharing(begin, line, source=source, scorer=scorer)
         section = begin.rollouts
-        draw = partial(source.draw, SwarmId(begin.swarm_id), begin.me)
+        draw = partial(source.draw, begin.swarm_id, begin.me)
         factory = load_policy(begin.policy, begin.options)
         policy = factory.build(
             PolicyLimits(
@@ -83,7 +82,7 @@ class Agent:
             draw=draw,
             score=partial(scorer.score_each, own=True),
             sharing=self._sharing,
-            seed=assigned_seed(SwarmId(begin.swarm_id), begin.me, begin.seed, 0),
+            seed=assigned_seed(begin.swarm_id, begin.me, begin.seed, 0),
             handed_out=self._keep_unfinished,
         )
         restored, refused = learner_state.restore(self.learner, self._folder, policy=begin.policy)

@@ -36,7 +36,6 @@ from shoal.node.sapo.tasks import TaskSource
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.wire import SwarmId
 
 ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
 """More than a delivery, which is the most that waits to be read."""
@@ -95,7 +94,7 @@ class DaemonSharing:
     def __init__(self, begin: Begin, line: DaemonLine, *, source: TaskSource, scorer: Scorer) -> None:
         self._me = begin.me
         self._line = line
-        self._judge = Judge(swarm_id=SwarmId(begin.swarm_id), source=source, score=scorer.score_each)
+        self._judge = Judge(swarm_id=begin.swarm_id, source=source, score=scorer.score_each)
         self._began, self._drawn, self._drawn_s = time.monotonic(), 0, 0.0
 
     def begin_round(self) -> None:

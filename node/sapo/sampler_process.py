@@ -24,7 +24,6 @@ from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.protocol.errors import LocalError
 from shoal.protocol.rollouts import Sampling, sampling_seed
-from shoal.protocol.wire import SwarmId
 
 IN_FLIGHT: Final = 4
 """Groups that are drawn at a time: an engine that batches has some, and one that does not has them wait."""
@@ -40,7 +39,6 @@ class Sampler:
         self._line = line
         self._source = source
         self._scorer = scorer
-        self._swarm = SwarmId(begin.swarm_id)
         self._sharing = DaemonSharing(begin, line, source=source, scorer=scorer)
         self._round = begin.announced
         self._client = EngineClient(
@@ -67,7 +65,7 @@ class Sampler:
     def _make_round(self, pool: ThreadPoolExecutor) -> None:
         began = time.monotonic()
         tasks = [
-            self._source.draw(self._swarm, self._begin.me, self._round, index)
+            self._source.draw(self._begin.swarm_id, self._begin.me, self._round, index)
             for index in range(self._begin.rollouts.local)
         ]
         rewards: list[float] = []
@@ -98,7 +96,7 @@ class Sampler:
         self._round += 1
 
     def _draw(self, task: Task) -> Reply | None:
-        seed = sampling_seed(self._swarm, self._begin.me, self._round, task.ref.index)
+        seed = sampling_seed(self._begin.swarm_id, self._begin.me, self._round, task.ref.index)
         return self._client.group(task.question, self._begin.rollouts.group_size, seed)
 
     def _scored(self, task: Task, drawn: Reply) -> JudgedGroup | None:
