@@ -42,6 +42,13 @@ SAPO: tuple[Bug, ...] = (
         "return WAIT_LIMIT_S if drawn else None",
     ),
     bug(
+        "a completion that cannot travel ends its agent",
+        "tests/node/sapo/test_daemon_line.py"
+        "::test_group_with_a_completion_that_cannot_travel_stays_here_and_the_next_one_goes_out",
+        'raise LocalError(f"our own group is out of range: {error}") from error',
+        "raise",
+    ),
+    bug(
         "a sampler's groups name another policy than the one they were drawn from",
         "tests/node/sapo/test_following.py::test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round",
         "version = self.round if self.version is None else self.version",
