@@ -108,7 +108,7 @@ class SapoBench:
             raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
         if not (1 <= self.local <= GROUPS_LIMIT and 0 <= self.external <= GROUPS_LIMIT):
             raise ConfigError(
-                f"a round has 1 to {GROUPS_LIMIT} own groups and 0 to {GROUPS_LIMIT} of others, not "
+                f"--local must be 1 to {GROUPS_LIMIT} and --external 0 to {GROUPS_LIMIT}, not "
                 f"{self.local}/{self.external}"
             )
         if not 1 <= self.over_provision <= OVER_PROVISION_LIMIT:

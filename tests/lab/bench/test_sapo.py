@@ -156,9 +156,9 @@ def test_agents_train_on_the_tasks_that_they_are_given_by_their_own_rewards() ->
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"local": 0}, "own groups"),
-        ({"local": 5000}, "own groups"),
-        ({"external": -1}, "of others"),
+        ({"local": 0}, "--local"),
+        ({"local": 5000}, "--local"),
+        ({"external": -1}, "--external"),
         ({"over_provision": 0.9}, "--over-provision"),
         ({"over_provision": 9.0}, "--over-provision"),
         ({"updates": UpdateSettings(learning_rate=0.0)}, "--learning-rate"),
