@@ -27,19 +27,18 @@ from shoal.node.sapo.agent_messages import (
     AgentReport,
     Begin,
     Delivered,
-    Done,
     Judged,
     Made,
     Order,
     Pulled,
     Ready,
+    RoundReport,
     Take,
 )
 from shoal.node.sapo.selection import Verdict
 from shoal.node.sapo.tasks import TaskKind, TaskTable
 from shoal.protocol.offer_book import Offer, OfferBook
 from shoal.protocol.rollouts import RolloutGroup, announce_group, encode_group
-from shoal.protocol.wire import SwarmId
 from shoal.swarm import rollouts
 
 MODULE: Final = "shoal.lab.bench.crowd_node"
@@ -138,14 +137,13 @@ class StubAgent:
         if taken:
             await self._to_daemon.send(Judged(verdicts=(Verdict(rewards=REWARDS),) * len(taken)))
         await self._to_daemon.send(
-            Done(
+            RoundReport(
                 round=number,
                 reward=0.5,
                 local=1,
                 external=len(taken),
                 informative=1 + len(taken),
                 generated_tokens=COMPLETIONS,
-                unencodable=0,
                 seconds=trio.current_time() - started,
             )
         )
@@ -155,7 +153,7 @@ class StubAgent:
             origin=begin.me,
             round=number,
             policy_version=number,
-            task=table.assigned(SwarmId(begin.swarm_id), begin.me, number, 0),
+            task=table.assigned(begin.swarm_id, begin.me, number, 0),
             completions=tuple(drawn.randbytes(COMPLETION_CHARS // 2).hex() for _ in range(COMPLETIONS)),
         )
         data = encode_group(group)

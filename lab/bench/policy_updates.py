@@ -30,10 +30,10 @@ from shoal.collectives.policy_image import VALUE_BYTES, encode_changes, image_of
 from shoal.node.sapo.averaging import module_of
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.policies import PolicyLimits, load_policy
-from shoal.node.sapo.policy import Policy, Sample, completion_mask
+from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.tasks import TaskChoice
-from shoal.node.sapo.updates import GRADIENT_LIMIT, Updater, UpdateSettings
-from shoal.node.sapo.warm_up import Lessons
+from shoal.node.sapo.updates import optimizer_of
+from shoal.node.sapo.warm_up import Lessons, teach
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.protocol.manifest import Manifest
 
@@ -100,16 +100,16 @@ def measure_updates(manifest: Manifest, updates: Sequence[tuple[float, int]]) ->
     ]
     lessons = Lessons(choices, seed=manifest.workload.seed, stream="lessons")
     with _one_thread():
-        updater = Updater(policy, UpdateSettings(learning_rate=TAUGHT_RATE))
-        _teach(policy, updater.optimizer, lessons, TAUGHT_STEPS)
+        optimizer = optimizer_of(policy, TAUGHT_RATE)
+        _teach(policy, optimizer, lessons, TAUGHT_STEPS)
         before = _values(policy)
         ways = Ways(Grid(before.size, manifest.round.chunk_values), manifest.sync.plan_codec)
         found = []
         for rate, steps in updates:
-            taught, optimizer = copy.deepcopy((policy, updater.optimizer))
-            for group in optimizer.param_groups:
+            taught, its_optimizer = copy.deepcopy((policy, optimizer))
+            for group in its_optimizer.param_groups:
                 group["lr"] = rate
-            _teach(taught, optimizer, lessons, steps)
+            _teach(taught, its_optimizer, lessons, steps)
             found.append(ways.sizes(before, _values(taught), rate=rate, steps=steps))
         return found
 
@@ -126,18 +126,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _teach(policy: Policy, optimizer: torch.optim.Optimizer, lessons: Lessons, steps: int) -> None:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for _ in range(steps):
-        encoded = [
-            (policy.encode_prompt(one.task.question), policy.encode_completion(one.answer))
-            for one in lessons.draw(LESSONS)
-        ]
-        samples = [Sample(prompt=prompt, completion=answer) for prompt, answer in encoded if answer is not None]
-        optimizer.zero_grad(set_to_none=True)
-        loss = -policy.log_probs(samples).sum() / completion_mask(samples).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_LIMIT)
-        optimizer.step()
+        teach(policy, optimizer, lessons.draw(LESSONS))
 
 
 def _values(policy: Policy) -> F32:

@@ -20,10 +20,11 @@ from shoal.lab.bench.machine import one_thread, this_machine
 from shoal.lab.bench.sapo_attack import Attacker
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import MemberSharing, SharedMemory
+from shoal.node.sapo.agent_messages import RoundReport
 from shoal.node.sapo.char_policy import CharPolicy
 from shoal.node.sapo.held_out import HeldOut, held_out_tasks
 from shoal.node.sapo.judge import Score
-from shoal.node.sapo.learner import Alone, Learner, RoundReport
+from shoal.node.sapo.learner import Alone, Learner
 from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
@@ -131,7 +132,7 @@ def _make_agent(
         scorer.source,
         score=scorer.score_each,
         seed=own_seed,
-        weighting="uniform" if bench.sampling == "uniform" else "informative",
+        weighting=bench.sampling,
     )
     learner = Learner(
         policy,
@@ -175,7 +176,7 @@ def _held_out_reward(agents: list[Agent], bench: SapoBench, scorer: Scorer) -> f
 
 
 def _mean_reward(reports: list[RoundReport]) -> float:
-    return math.fsum(report.reward for report in reports) / len(reports)
+    return math.fsum(report.reward or 0.0 for report in reports) / len(reports)
 
 
 def _sum_up(
@@ -192,7 +193,7 @@ def _sum_up(
     curve = [_mean_reward(reports) for reports in rounds]
     last = curve[-max(1, len(curve) // 10) :]
     tokens = sum(report.generated_tokens for report in reports)
-    cumulative = math.fsum(report.reward for report in reports)
+    cumulative = math.fsum(report.reward or 0.0 for report in reports)
     rejected: Counter[str] = Counter()
     for agent in agents:
         rejected += agent.sharing.rejected()

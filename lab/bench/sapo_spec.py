@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from shoal.lab.case import Numbers, Spec, parse_numbers
 from shoal.node.option import Option
 from shoal.node.sapo.char_policy import CharModelSettings
 from shoal.node.sapo.families import load_family
-from shoal.node.sapo.grpo import ExternalTerms, GrpoSettings
+from shoal.node.sapo.grpo import ExternalTerms
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.learner import LearnerSettings
 from shoal.node.sapo.tasks import Config, Task, TaskChoice, TaskFamily, answer_in
@@ -22,6 +23,7 @@ from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import load_manifest
+from shoal.protocol.manifest_rollouts import OVER_PROVISION_LIMIT
 
 Skills = Literal["like", "unlike"]
 Sampling = Literal["uniform", "weighted"]
@@ -30,6 +32,8 @@ Rewards = Literal["exact", "shared"]
 
 AGENTS_LIMIT: Final = 64
 ROUNDS_LIMIT: Final = 100_000
+GROUPS_LIMIT: Final = 1024
+"""Of one round."""
 
 TASKS: Final[tuple[tuple[str, Config], ...]] = (
     ("base_conversion", {"min_base": 2, "max_base": 4, "min_value": 0, "max_value": 15}),
@@ -72,7 +76,7 @@ class SapoBench:
     attackers: float = 0.0
     group_size: int = 8
     over_provision: float = 1.0
-    terms: ExternalTerms = GrpoSettings().external
+    terms: ExternalTerms = "positive"
     sampling: Sampling = "uniform"
     rewards: Rewards = "exact"
     common: bool = False
@@ -83,7 +87,7 @@ class SapoBench:
     tasks: tuple[TaskChoice, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check ranges; groups are checked by `LearnerSettings`."""
+        """Check ranges."""
         if not 1 <= self.agents <= AGENTS_LIMIT:
             raise ConfigError(f"--agents must be 1 to {AGENTS_LIMIT}, not {self.agents}")
         if not 1 <= self.rounds <= ROUNDS_LIMIT:
@@ -102,7 +106,15 @@ class SapoBench:
             raise ConfigError(f"--delay must be 0 to the {self.rounds} rounds that are made, not {self.delay}")
         if not 0 <= self.attackers < 1 or self.honest < 1:
             raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
-        _ = self.learner
+        if not (1 <= self.local <= GROUPS_LIMIT and 0 <= self.external <= GROUPS_LIMIT):
+            raise ConfigError(
+                f"--local must be 1 to {GROUPS_LIMIT} and --external 0 to {GROUPS_LIMIT}, not "
+                f"{self.local}/{self.external}"
+            )
+        if not 1 <= self.over_provision <= OVER_PROVISION_LIMIT:
+            raise ConfigError(f"--over-provision must be 1 to {OVER_PROVISION_LIMIT:g}, not {self.over_provision}")
+        if not 0 < self.updates.learning_rate < math.inf:
+            raise ConfigError(f"--learning-rate must be a number above 0, not {self.updates.learning_rate}")
 
     @property
     def attacking(self) -> int:
@@ -117,14 +129,13 @@ class SapoBench:
     @property
     def learner(self) -> LearnerSettings:
         """Settings of every honest agent's learner."""
-        grpo = replace(self.updates.grpo, external=self.terms)
         return LearnerSettings(
             local=self.local,
             external=self.external,
             group_size=self.group_size,
             over_provision=self.over_provision,
             label="char-policy" if self.terms == "tis" else None,
-            updates=replace(self.updates, grpo=grpo),
+            updates=replace(self.updates, terms=self.terms),
         )
 
     @property
@@ -226,7 +237,7 @@ class SapoOptions(Spec):
             skills=cast(Skills, self.skills),
             attackers=self.attackers,
             over_provision=self.over_provision,
-            terms=GrpoSettings().external if self.terms is None else cast(ExternalTerms, self.terms),
+            terms="positive" if self.terms is None else cast(ExternalTerms, self.terms),
             sampling=cast(Sampling, self.sampling),
             rewards=cast(Rewards, self.rewards),
             common=self.common,

@@ -12,14 +12,14 @@ from typing import Final, Protocol
 
 from blake3 import blake3
 
-from shoal.node.sapo.groups import JudgedGroup, rollout_of
+from shoal.node.sapo.groups import JudgedGroup, announced
 from shoal.node.sapo.judge import Judge, Score
-from shoal.node.sapo.selection import Intake, SelectionSettings, Tasks, Weighting
+from shoal.node.sapo.selection import Intake, Tasks, Weighting
 from shoal.node.sapo.tasks import TaskSource
 from shoal.node.sapo.trust import Trust
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.offer_book import Offer, OfferBook
-from shoal.protocol.rollouts import RolloutError, announce_group, encode_group, seal_announcement
+from shoal.protocol.rollouts import RolloutError, seal_announcement
 from shoal.protocol.wire import Sealer, SwarmId
 
 ROUND_S: Final = 1.0
@@ -121,7 +121,8 @@ class MemberSharing:
             Tasks(swarm_id=shared.swarm_id, table=source.table, scorable=source.scorable),
             trust=self._trust,
             seed=seed,
-            settings=SelectionSettings(weighting=weighting, staleness_rounds=KEPT_ROUNDS),
+            staleness_rounds=KEPT_ROUNDS,
+            weighting=weighting,
         )
         self._round = 0
         self._refused: Counter[str] = Counter()
@@ -143,9 +144,7 @@ class MemberSharing:
             self._judge.note_own(group.texts)
             if len(set(group.rewards)) == 1:
                 continue
-            rollout = rollout_of(group, self.peer_id)
-            data = encode_group(rollout)
-            announcement = announce_group(rollout, data, group.rewards)
+            announcement, data = announced(group, self.peer_id)
             self._shared.hold(announcement.digest, data, self._round)
             sealed.append(seal_announcement(self._sealer, announcement))
         self._shared.publish(sealed, sender=self.peer_id)

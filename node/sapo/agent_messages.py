@@ -14,7 +14,7 @@ it passes on as it is; the agent alone opens and scores them, and the daemon kee
     Pulled … Pulled, Delivered ───────────────────►      those that came, one by one
           ◄──────────────────────────────────────── Asked   what each of them answers, as far as it was opened
           ◄──────────────────────────────────────── Judged  what each of them is worth
-          ◄──────────────────────────────────────── Done    the round; Made again, and so on
+          ◄──────────────────────────────────────── RoundReport  of the round; Made again, and so on
           ◄──────────────────────────────────────── Probed  the policy on held-out tasks, every so many rounds
           ◄──────────────────────────────────────── Waiting for an engine, if it has one
     Pause, Resume, Stop at any time
@@ -38,7 +38,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT, RolloutsSection
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import COMPLETION_LIMIT, GROUP_LIMIT_BYTES, Announcement
-from shoal.protocol.wire import HASH_BYTES
+from shoal.protocol.wire import HASH_BYTES, SwarmId
 
 WAIT_LIMIT_S = 60.0
 
@@ -65,7 +65,7 @@ class Begin(Message, frozen=True, kw_only=True):
     policy: str
     options: dict[str, Scalar]
     seed: int
-    swarm_id: Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+    swarm_id: Annotated[SwarmId, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
     me: PeerId
     folder: str
     role: Role
@@ -154,22 +154,28 @@ class Judged(Message, frozen=True, kw_only=True):
     verdicts: Annotated[tuple[Verdict, ...], Meta(min_length=1, max_length=GROUPS_LIMIT)]
 
 
-class Done(Message, frozen=True, kw_only=True):
+class RoundReport(Message, frozen=True, kw_only=True):
     """The end of a round.
 
-    reward: mean over the completions that it generated itself, None for a judge. local, external: groups trained on;
-    informative: those of them whose rewards vary. unencodable: accepted groups that its policy cannot express.
-    entropy and those after it: see `Drawn` and `Update`; None where nothing was drawn, or trained on.
+    reward: mean over the completions that it generated itself and finished in this round, None where none was scored.
+    local, external: groups trained on, its own as far as they were scored in time; informative: those of them whose
+    rewards vary. generated_tokens: all that were drawn, also for groups that go on. unencodable: accepted groups that
+    its policy cannot express.
+
+    By the figures after `seconds` a collapse is seen; None where nothing was drawn by its policy, or trained on.
+    entropy: in nats a token, estimated by the mean of -log p of those drawn. length: tokens of a completion, mean.
+    distinct: completions that no other of their group equals, and one of those that do, as a share of all.
+    gradient_norm, clipped: see `Update`.
     """
 
     round: Count
-    reward: Reward | None
-    local: Count
-    external: Count
-    informative: Count
-    generated_tokens: Count
-    unencodable: Count
-    seconds: float
+    reward: Reward | None = None
+    local: Count = 0
+    external: Count = 0
+    informative: Count = 0
+    generated_tokens: Count = 0
+    unencodable: Count = 0
+    seconds: float = 0.0
     entropy: float | None = None
     length: float | None = None
     distinct: float | None = None
@@ -178,7 +184,10 @@ class Done(Message, frozen=True, kw_only=True):
 
 
 class Probed(Message, frozen=True, kw_only=True):
-    """The greedy reward of the policy after `round` rounds on `tasks` held-out tasks, in all and by family."""
+    """The greedy reward of the policy after `round` rounds on held-out tasks, in all and by family.
+
+    tasks: that were scored in time. seconds: what it took.
+    """
 
     round: Count
     reward: Reward
@@ -204,7 +213,9 @@ class Finished(Message, frozen=True, kw_only=True):
     """All rounds that were to be made are made, and saved."""
 
 
-AgentReport = Teaching | Ready | Made | Asked | Take | Judged | Done | Probed | Waiting | Saved | Finished | Failed
+AgentReport = (
+    Teaching | Ready | Made | Asked | Take | Judged | RoundReport | Probed | Waiting | Saved | Finished | Failed
+)
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _REPORTS: msgspec.msgpack.Decoder[AgentReport] = msgspec.msgpack.Decoder(AgentReport)

@@ -17,18 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import torch
 
 from shoal.node.pipe import EXIT_ORPHANED, SUMMARY_LIMIT_CHARS
 from shoal.node.sapo import learner_state
-from shoal.node.sapo.agent_messages import Begin, Done, Finished, Probed, Ready, Saved, Teaching
+from shoal.node.sapo.agent_messages import Begin, Ready, RoundReport, Saved, Teaching
 from shoal.node.sapo.averaging import Averaging
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, Stopped, run
 from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.following import Following
-from shoal.node.sapo.grpo import GrpoSettings
 from shoal.node.sapo.held_out import HeldOut, held_out_tasks
-from shoal.node.sapo.learner import DrawTask, Learner, LearnerSettings, RoundReport
+from shoal.node.sapo.learner import DrawTask, Learner, LearnerSettings
 from shoal.node.sapo.policies import PolicyLimits, load_policy
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
@@ -37,7 +37,6 @@ from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import warm_up
 from shoal.protocol.errors import StorageError
 from shoal.protocol.rollouts import assigned_seed
-from shoal.protocol.wire import SwarmId
 
 SAVE_ROUNDS: Final = 4
 JUDGE_WAIT_S: Final = 10.0
@@ -54,7 +53,7 @@ class Agent:
         self._follows = begin.averages is not None and begin.role != "train"
         self._sharing = DaemonSharing(begin, line, source=source, scorer=scorer)
         section = begin.rollouts
-        draw = partial(source.draw, SwarmId(begin.swarm_id), begin.me)
+        draw = partial(source.draw, begin.swarm_id, begin.me)
         factory = load_policy(begin.policy, begin.options)
         policy = factory.build(
             PolicyLimits(
@@ -77,13 +76,13 @@ class Agent:
                 updates=UpdateSettings(
                     learning_rate=begin.learning_rate,
                     gradient_limit=begin.clip_norm,
-                    grpo=GrpoSettings(external=section.external_terms),
+                    terms=section.external_terms,
                 ),
             ),
             draw=draw,
             score=partial(scorer.score_each, own=True),
             sharing=self._sharing,
-            seed=assigned_seed(SwarmId(begin.swarm_id), begin.me, begin.seed, 0),
+            seed=assigned_seed(begin.swarm_id, begin.me, begin.seed, 0),
             handed_out=self._keep_unfinished,
         )
         restored, refused = learner_state.restore(self.learner, self._folder, policy=begin.policy)
@@ -140,7 +139,7 @@ class Agent:
             self._line.send(Saved(round=self.learner.round, failure=failure[:SUMMARY_LIMIT_CHARS]))
 
     def run(self) -> None:
-        """Make rounds until stopped, or until all are made; save what was learnt. Raises what the policy raises."""
+        """Make rounds until all are made; save what was learnt. Raises Stopped, and what the policy raises."""
         self._save()  # the warm-up
         try:
             if self._begin.averages is None:
@@ -151,11 +150,8 @@ class Agent:
                     self._make_rounds(beside)
         except Stopped:
             self._save()
-            return
+            raise
         self._save()
-        self._line.send(Finished())
-        while True:
-            self._line.receive()
 
     def _make_rounds(self, beside: Averaging | Following | None = None) -> None:
         """Until all are made, or there is no node any more whose rounds are beside them. Raises Stopped."""
@@ -178,47 +174,19 @@ class Agent:
             self._evaluate()
 
     def _evaluate(self) -> None:
-        found = self._held_out.evaluate(self.learner.policy, self.learner.round)
-        self._line.send(
-            Probed(
-                round=self.learner.round,
-                reward=found.reward,
-                by_family=dict(found.by_family),
-                tasks=found.tasks,
-                seconds=found.seconds,
-            )
-        )
+        self._line.send(self._held_out.evaluate(self.learner.policy, self.learner.round))
 
     def _make_round(self) -> RoundReport:
-        began, unencodable = time.monotonic(), self.learner.unencodable.total()
+        began = time.monotonic()
         self._sharing.begin_round()
         report = self._judge_round() if self._begin.role == "judge" else self.learner.run_round()
-        self._line.send(
-            Done(
-                round=report.round,
-                reward=report.reward if report.local else None,
-                local=report.local,
-                external=report.external,
-                informative=report.informative,
-                generated_tokens=report.generated_tokens,
-                unencodable=self.learner.unencodable.total() - unencodable,
-                seconds=time.monotonic() - began,
-                **report.course,
-            )
-        )
+        self._line.send(msgspec.structs.replace(report, seconds=time.monotonic() - began))
         return report
 
     def _judge_round(self) -> RoundReport:
         groups = self._sharing.take(max(1, self._begin.rollouts.external), wait_s=JUDGE_WAIT_S)
         self.learner.round += 1
-        return RoundReport(
-            round=self.learner.round - 1,
-            reward=0.0,
-            local=0,
-            external=len(groups),
-            informative=len(groups),
-            generated_tokens=0,
-        )
+        return RoundReport(round=self.learner.round - 1, external=len(groups), informative=len(groups))
 
     def _save(self) -> None:
         """Write what was learnt since the last time, if anything was."""

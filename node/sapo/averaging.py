@@ -20,7 +20,8 @@ from shoal.node.loops.loop_client import Anchor, LoopClient, NoDaemon, attach
 from shoal.node.loops.loop_daemon import MANIFEST_NAME, POLL_S, LoopDaemon
 from shoal.node.outcome import TRAINING_LOSS
 from shoal.node.own_loop import Swarm
-from shoal.node.sapo.learner import Learner, RoundReport
+from shoal.node.sapo.agent_messages import RoundReport
+from shoal.node.sapo.learner import Learner
 from shoal.node.sapo.policy import Policy, trained_parameters
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import NetworkError
@@ -53,7 +54,7 @@ class Averaging(Swarm):
 
         May wait for other nodes, and moves the policy's parameters when a round of the swarm is done.
         """
-        return self.step(tokens=(report.local + report.external) * group_size, loss=1 - report.reward)
+        return self.step(tokens=(report.local + report.external) * group_size, loss=1 - (report.reward or 0.0))
 
     def _apply(self, anchor: Anchor, client: LoopClient) -> None:
         super()._apply(anchor, client)

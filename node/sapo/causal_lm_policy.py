@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -236,19 +236,15 @@ class CausalLMPolicyFactory:
         lora_alpha: int = 32,
         bf16: bool = False,
     ) -> None:
-        """Keep the settings; nothing is loaded yet."""
+        """Keep the settings; nothing is loaded yet. Raises ConfigError."""
         self._model = model
-        self._settings = {"prompt_tokens": prompt_tokens, "lora_rank": lora_rank, "lora_alpha": lora_alpha}
-        self._bf16 = bf16
+        self._settings = CausalLMSettings(
+            prompt_tokens=prompt_tokens, lora_rank=lora_rank, lora_alpha=lora_alpha, bf16=bf16
+        )
 
     def build(self, limits: PolicyLimits) -> CausalLMPolicy:
         """See `PolicyFactory`. Raises ConfigError for a model that is not to be had, or does not fit the limits."""
-        settings = CausalLMSettings(
-            completion_tokens=limits.completion_tokens,
-            temperature=limits.temperature,
-            bf16=self._bf16,
-            **self._settings,
-        )
+        settings = replace(self._settings, completion_tokens=limits.completion_tokens, temperature=limits.temperature)
         try:
             folder = find_model(self._model, data=limits.data, weights=True)
             model, tokenizer = load_model(folder, pretrained=True), load_tokenizer(folder)

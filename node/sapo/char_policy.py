@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -247,20 +247,12 @@ class CharPolicyFactory:
         for name, value in (("width", width), ("layers", layers), ("heads", heads), ("prompt_chars", prompt_chars)):
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"policy 'char-policy': {name} = {value!r} is no whole number; write one")
-        self._width, self._layers, self._heads = width, layers, heads
-        self._prompt_chars = prompt_chars
-        self._alphabet = alphabet
+        self._settings = CharModelSettings(
+            width=width, layers=layers, heads=heads, prompt_chars=prompt_chars, alphabet=alphabet
+        )
         self.warm_up = WarmUpSettings(reward=warm_up_reward, updates=warm_up_updates) if warm_up_updates else None
 
     def build(self, limits: PolicyLimits) -> CharPolicy:
-        """See `PolicyFactory`. Raises ConfigError."""
-        settings = CharModelSettings(
-            width=self._width,
-            layers=self._layers,
-            heads=self._heads,
-            prompt_chars=self._prompt_chars,
-            completion_tokens=limits.completion_tokens,
-            temperature=limits.temperature,
-            alphabet=self._alphabet,
-        )
+        """See `PolicyFactory`."""
+        settings = replace(self._settings, completion_tokens=limits.completion_tokens, temperature=limits.temperature)
         return CharPolicy(settings, seed=limits.seed)

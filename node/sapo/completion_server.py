@@ -270,11 +270,6 @@ class CompletionServer:
             ]
         )
 
-    @property
-    def served(self) -> Served:
-        """The model of now."""
-        return self._served
-
     async def run(self, listening: socket.socket, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve until cancelled."""
         await serve(self.app, listening, task_status=task_status)  # type: ignore[arg-type]

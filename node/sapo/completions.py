@@ -78,7 +78,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Completions that one policy drew. policy: as the engine names it. tokens: how many, as far as it says."""
+    """Completions that one policy drew, of a reply or a group. policy: as the engine names it.
+
+    tokens: how many, as far as it says.
+    """
 
     policy: str
     completions: tuple[Completion, ...]

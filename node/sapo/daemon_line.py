@@ -20,6 +20,7 @@ from shoal.node.sapo.agent_messages import (
     Asked,
     Begin,
     Delivered,
+    Finished,
     Judged,
     Made,
     Order,
@@ -28,15 +29,13 @@ from shoal.node.sapo.agent_messages import (
     unpack_order,
 )
 from shoal.node.sapo.families import load_choices
-from shoal.node.sapo.groups import JudgedGroup, rollout_of
+from shoal.node.sapo.groups import JudgedGroup, announced
 from shoal.node.sapo.judge import Judge
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import announce_group, encode_group
-from shoal.protocol.wire import SwarmId
 
 ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
 """More than a delivery, which is the most that waits to be read."""
@@ -95,7 +94,7 @@ class DaemonSharing:
     def __init__(self, begin: Begin, line: DaemonLine, *, source: TaskSource, scorer: Scorer) -> None:
         self._me = begin.me
         self._line = line
-        self._judge = Judge(swarm_id=SwarmId(begin.swarm_id), source=source, score=scorer.score_each)
+        self._judge = Judge(swarm_id=begin.swarm_id, source=source, score=scorer.score_each)
         self._began, self._drawn, self._drawn_s = time.monotonic(), 0, 0.0
 
     def begin_round(self) -> None:
@@ -108,15 +107,13 @@ class DaemonSharing:
         self._drawn_s = time.monotonic() - self._began
         for group in groups:
             try:
-                rollout = rollout_of(group, self._me)
-                encoded = encode_group(rollout)
-                announcement = announce_group(rollout, encoded, group.rewards)
+                announcement, encoded = announced(group, self._me)
             except LocalError as error:
                 logger.warning("a group is not shared: %s", error)
                 continue
             self._judge.note_own(group.texts)
             self._line.send(Made(announcement=announcement, group=encoded, rewards=group.rewards))
-            self._line.send(Asked(digest=announcement.digest, question=group.prompt))
+            self._line.send(Asked(digest=announcement.digest, question=group.task.question))
         self._line.rest()
 
     def take(self, count: int, *, wait_s: float = 0.0) -> list[JudgedGroup]:
@@ -158,7 +155,7 @@ MakeRounds = Callable[[Begin, DaemonLine, TaskSource, Scorer], None]
 
 
 def serve(descriptor: int, make_rounds: MakeRounds) -> int:
-    """Serve one daemon over an inherited descriptor; return the exit status."""
+    """Serve one daemon over an inherited descriptor until it wants no more; return the exit status."""
     line = DaemonLine(descriptor)
     try:
         begin = line.receive()
@@ -168,12 +165,14 @@ def serve(descriptor: int, make_rounds: MakeRounds) -> int:
         with Scorer(source) as scorer:
             scorer.check()
             make_rounds(begin, line, source, scorer)
+        line.send(Finished())
+        while True:
+            line.receive()
     except Stopped:
         return 0
     except Exception as error:  # the boundary of the user's code: whatever it raised goes to the user
         line.send(describe(error))
         return EXIT_FAILED
-    return 0
 
 
 def run(make_rounds: MakeRounds) -> None:

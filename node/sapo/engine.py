@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -40,21 +41,22 @@ from shoal.node.sapo.agent_messages import (
     Asked,
     Begin,
     Delivered,
-    Done,
     Finished,
     Judged,
     Made,
     Probed,
     Pulled,
     Ready,
+    RoundReport,
     Saved,
     Take,
     Teaching,
     Waiting,
     unpack_agent_report,
 )
+from shoal.node.sapo.groups import mean
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
-from shoal.node.sapo.selection import VARIANCE_LEAST, Intake, SelectionSettings, Tasks, mean_reward, total_bytes
+from shoal.node.sapo.selection import VARIANCE_LEAST, Intake, Tasks, total_bytes
 from shoal.node.sapo.store import GroupStore
 from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Trust
@@ -354,7 +356,7 @@ class RolloutEngine:
                 await self._take(child, report)
             case Judged():
                 await self._weigh(child, report)
-            case Done():
+            case RoundReport():
                 self._finish_round(report)
             case Waiting():
                 self._wait_for_engine(report)
@@ -438,10 +440,8 @@ class RolloutEngine:
             Tasks(swarm_id=manifest.swarm_id, table=TaskTable(ready.tasks), scorable=frozenset(ready.scorable)),
             trust=self._trust,
             seed=assigned_seed(manifest.swarm_id, self._p.identity.peer_id, manifest.workload.seed, 1),
-            settings=SelectionSettings(
-                weighting="uniform" if section.sampling == "uniform" else "informative",
-                staleness_rounds=section.staleness_rounds,
-            ),
+            staleness_rounds=section.staleness_rounds,
+            weighting=section.sampling,
         )
 
     def _ready_intake(self) -> Intake:
@@ -506,7 +506,7 @@ class RolloutEngine:
             )
         )
 
-    def _finish_round(self, done: Done) -> None:
+    def _finish_round(self, done: RoundReport) -> None:
         intake = self._ready_intake()
         self.state_round = done.round + 1
         taken = intake.end_round()
@@ -596,9 +596,9 @@ def rewards_by_task(
     return {
         family: events.TaskRewards(
             own=len(own.get(family, ())),
-            reward=mean_reward(own.get(family, ())),
+            reward=mean(chain.from_iterable(own.get(family, ()))),
             external=len(external.get(family, ())),
-            external_reward=mean_reward(external.get(family, ())),
+            external_reward=mean(chain.from_iterable(external.get(family, ()))),
         )
         for family in sorted({*own, *external})
     }

@@ -18,7 +18,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, TypeVar
 
@@ -54,15 +53,6 @@ UNKNOWING: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnGroup:
-    """Completions that one policy drew; tokens: how many, as far as the engine says."""
-
-    policy: str
-    completions: tuple[Completion, ...]
-    tokens: int
-
-
 class EngineClient:
     """Draws groups from one engine.
 
@@ -89,7 +79,7 @@ class EngineClient:
         self._pauses = Backoff(PAUSE_S, PAUSE_LIMIT_S)
         self._is_plain = False
 
-    def group(self, prompt: str, count: int, seed: int) -> DrawnGroup | None:
+    def group(self, prompt: str, count: int, seed: int) -> Reply | None:
         """Draw `count` completions of `prompt`, all by one policy; None if the engine does not manage. Raises Stopped.
 
         seed: of the first completion; the others' follow it.
@@ -122,7 +112,7 @@ class EngineClient:
             policy = reply.policy
             came += reply.completions
             tokens += reply.tokens
-        return DrawnGroup(policy=policy, completions=tuple(came), tokens=tokens)
+        return Reply(policy=policy, completions=tuple(came), tokens=tokens)
 
     def _pause(self, error: Exception) -> None:
         """Say why nothing came, and wait before the next try. Raises Stopped."""

@@ -15,8 +15,9 @@ import torch
 
 from shoal.node.loops.loop_client import AnchorHere, LoopClient, Order
 from shoal.node.pipe import Pause, Resume
+from shoal.node.sapo.agent_messages import RoundReport
 from shoal.node.sapo.averaging import METRIC, OwnDaemon, module_of
-from shoal.node.sapo.learner import Learner, RoundReport
+from shoal.node.sapo.learner import Learner
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import Evaluate, Evaluated, Initial, WriteInitial
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -66,7 +67,7 @@ class Following:
         """
         client = self._client
         assert client is not None
-        if report.local:
+        if report.reward is not None:
             self._missing = 1 - report.reward
         while self._obey(client, WAIT_S if self._paused else 0.0) or self._paused:
             if client.gone:

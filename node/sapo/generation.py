@@ -15,14 +15,11 @@ from functools import partial
 
 import torch
 
+from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy, Rollout
 from shoal.node.sapo.tasks import Task
-from shoal.protocol.errors import ConfigError
-from shoal.protocol.manifest_rollouts import OVER_PROVISION_LIMIT
 from shoal.protocol.rollouts import Drawn, Sampling
 
-GROUP_LIMIT = 64
-"""Completions of one group."""
 AGE_LIMIT_ROUNDS = 64
 """Groups are announced under the round that they were begun in; what is 256 rounds behind (`OfferBook`) is refused."""
 
@@ -71,20 +68,28 @@ class Generated:
     tokens: int
 
 
+def rewards_of(
+    policy: Policy, tasks: Sequence[Task], *, score: Score, generator: torch.Generator | None
+) -> Sequence[float | None]:
+    """The rewards of one completion for each task, None for one that was not scored in time.
+
+    generator: None takes the most probable token each time.
+    """
+    rollouts = [Rollout(prompt=policy.encode_prompt(task.question)) for task in tasks]
+    policy.extend(rollouts, generator=generator)
+    return score([(task, policy.decode(rollout.tokens)) for task, rollout in zip(tasks, rollouts, strict=True)])
+
+
 class GroupGenerator:
     """Draws tasks and completions for one agent, and holds what was begun and not yet handed out, oldest first.
 
-    over_provision: groups under way at the start of a call ÷ groups wanted; at 1 nothing is left unfinished.
+    group_size: completions of a group. over_provision: groups under way at the start of a call ÷ groups wanted, 1 or
+    more; at 1 nothing is left unfinished.
     """
 
     def __init__(
         self, policy: Policy, *, group_size: int, generator: torch.Generator, over_provision: float = 1.0
     ) -> None:
-        """Raises ConfigError for a size or a share out of range."""
-        if not 2 <= group_size <= GROUP_LIMIT:
-            raise ConfigError(f"a group must have 2 to {GROUP_LIMIT} completions, not {group_size}")
-        if not 1 <= over_provision <= OVER_PROVISION_LIMIT:
-            raise ConfigError(f"over-provision must be 1 to {OVER_PROVISION_LIMIT:g}, not {over_provision}")
         self._policy = policy
         self._group_size = group_size
         self._generator = generator

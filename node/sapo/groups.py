@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,14 @@ import msgspec
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.rollouts import GROUP_LIMIT_BYTES, RolloutGroup, Sampling
+from shoal.protocol.rollouts import (
+    GROUP_LIMIT_BYTES,
+    Announcement,
+    RolloutGroup,
+    Sampling,
+    announce_group,
+    encode_group,
+)
 
 if TYPE_CHECKING:
     from shoal.node.sapo.tasks import Task
@@ -21,14 +29,13 @@ DRAWN_LIMIT_BYTES = GROUP_LIMIT_BYTES // 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedGroup:
-    """G completions of one prompt, with the rewards that this node gave them.
+    """G completions of one task, with the rewards that this node gave them.
 
     `texts` and `rewards`: (G,), rewards in [0, 1]. `origin`: who generated them, None for this node. `round` and
     `policy_version` are the origin's. `sampling`: how they were drawn, if their origin says so.
     """
 
     task: Task
-    prompt: str
     texts: tuple[str, ...]
     rewards: tuple[float, ...]
     origin: PeerId | None
@@ -43,21 +50,31 @@ def all_known(rewards: Sequence[float | None]) -> tuple[float, ...] | None:
     return known if len(known) == len(rewards) else None
 
 
-def rollout_of(group: JudgedGroup, me: PeerId) -> RolloutGroup:
-    """Return this node's own group in the form that travels, without its tokens where they leave the text no room.
+def mean(values: Iterable[float]) -> float | None:
+    """Return the mean, such as of rewards; None where there are none."""
+    values = list(values)
+    return math.fsum(values) / len(values) if values else None
 
-    Raises LocalError for another's group.
+
+def announced(group: JudgedGroup, me: PeerId) -> tuple[Announcement, bytes]:
+    """Return the announcement of this node's own group, and the group as it travels.
+
+    It goes without its tokens where they leave the text no room. Raises LocalError for completions that cannot travel,
+    such as one that is too long.
     """
-    if group.origin not in (None, me):
-        raise LocalError(f"the group is {group.origin}'s; a node announces its own")
     sampling = group.sampling
     if sampling is not None and sum(len(one.log_probs) + len(one.tokens) for one in sampling.drawn) > DRAWN_LIMIT_BYTES:
         sampling = Sampling(policy=sampling.policy)
-    return RolloutGroup(
-        origin=me,
-        round=group.round,
-        policy_version=group.policy_version,
-        task=group.task.ref,
-        completions=group.texts,
-        sampling=msgspec.UNSET if sampling is None else sampling,
-    )
+    try:
+        rollout = RolloutGroup(
+            origin=me,
+            round=group.round,
+            policy_version=group.policy_version,
+            task=group.task.ref,
+            completions=group.texts,
+            sampling=msgspec.UNSET if sampling is None else sampling,
+        )
+    except ValueError as error:
+        raise LocalError(f"our own group is out of range: {error}") from error
+    encoded = encode_group(rollout)
+    return announce_group(rollout, encoded, group.rewards), encoded

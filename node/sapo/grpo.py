@@ -17,7 +17,7 @@ large there, and the mass moves to wherever the softmax leaves it. `ExternalTerm
 * ``positive``: another's completions with negative advantage count nothing.
 * ``tis``: truncated importance sampling. Each token's term is weighted by its probability under the receiver's policy
   before the update, divided by the one under which it was drawn, as its origin says; the weight is at most
-  `truncation`, so that an origin that lies counts so many times at most. A completion of which that is not known is
+  `TRUNCATION`, so that an origin that lies counts so many times at most. A completion of which that is not known is
   taken as by ``positive``. Sources: Ionides, Truncated Importance Sampling, JCGS 17 (2008); a proximal policy beside
   the one that drew, AReaL, arXiv 2505.24298; by token and at 2, verl.
 
@@ -36,24 +36,17 @@ import torch
 
 ExternalTerms = Literal["naive", "positive", "tis"]
 
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+"""The ratio of a token is clipped to [1 - CLIP_LOW, 1 + CLIP_HIGH]."""
+TRUNCATION = 2.0
+"""The most that a token of another's completion counts for under ``tis``."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoSettings:
-    """Settings of the loss. The ratio of a token is clipped to [1 - clip_low, 1 + clip_high].
 
-    truncation: the most that a token of another's completion counts for under ``tis``.
-    """
-
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    external: ExternalTerms = "positive"
-    truncation: float = 2.0
-
-    def counts(self, advantage: float, *, external: bool, drawn: bool) -> bool:
-        """Return whether a completion has a gradient. drawn: what it was drawn with is known, if it is another's."""
-        if advantage < 0 and external:
-            return self.external == "naive" or (self.external == "tis" and drawn)
-        return advantage != 0
+def counts(terms: ExternalTerms, advantage: float, *, external: bool, drawn: bool) -> bool:
+    """Return whether a completion has a gradient. drawn: what it was drawn with is known, if it is another's."""
+    if advantage < 0 and external:
+        return terms == "naive" or (terms == "tis" and drawn)
+    return advantage != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,28 +73,26 @@ def group_advantages(rewards: Sequence[float]) -> torch.Tensor:
     return centred.float()
 
 
-def grpo_loss(
-    log_probs: torch.Tensor, batch: Batch, settings: GrpoSettings, *, tokens: float | None = None
-) -> torch.Tensor:
+def grpo_loss(log_probs: torch.Tensor, batch: Batch, *, tokens: int) -> torch.Tensor:
     """The loss to minimise, a scalar. log_probs: (rows, tokens), with gradient, under the policy being trained.
 
-    tokens: how many the mean is over, where rows whose advantage is zero were left out. Default: those of the batch.
+    tokens: how many the mean is over, with those of rows that were left out since their advantage is zero.
     """
     advantages = batch.advantages[:, None]
     ratio = torch.exp(torch.where(batch.mask, log_probs - batch.old, 0.0))
-    bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    bounded = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
     terms = batch.weights * torch.minimum(ratio * advantages, bounded * advantages)
-    return -torch.where(batch.mask, terms, 0.0).sum() / (batch.mask.sum() if tokens is None else tokens)
+    return -torch.where(batch.mask, terms, 0.0).sum() / tokens
 
 
-def truncated_weights(current: torch.Tensor, drawn: torch.Tensor, settings: GrpoSettings) -> torch.Tensor:
+def truncated_weights(current: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """Weights of tokens under ``tis``, in the shape of both log-probabilities: of this policy, and when drawn."""
-    return torch.exp((current - drawn).clamp(max=math.log(settings.truncation)))
+    return torch.exp((current - drawn).clamp(max=math.log(TRUNCATION)))
 
 
-def clipped_share(log_probs: torch.Tensor, batch: Batch, settings: GrpoSettings) -> float:
+def clipped_share(log_probs: torch.Tensor, batch: Batch) -> float:
     """The share of the batch's tokens whose ratio is beyond the clip on the side where their advantage pulls."""
     ratio = torch.exp(torch.where(batch.mask, log_probs - batch.old, 0.0))
     up, down = batch.advantages[:, None] > 0, batch.advantages[:, None] < 0
-    beyond = (up & (ratio > 1 + settings.clip_high)) | (down & (ratio < 1 - settings.clip_low))
+    beyond = (up & (ratio > 1 + CLIP_HIGH)) | (down & (ratio < 1 - CLIP_LOW))
     return float(beyond[batch.mask].float().mean())

@@ -11,12 +11,15 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Final
 
+from shoal.node.sapo.agent_messages import Probed
+from shoal.node.sapo.generation import rewards_of
+from shoal.node.sapo.groups import mean
 from shoal.node.sapo.judge import Score
-from shoal.node.sapo.policy import Policy, Rollout
+from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.protocol.rollouts import seed_of
 
@@ -33,16 +36,6 @@ def held_out_tasks(source: TaskSource, count: int = HELD_OUT_TASKS) -> list[Task
     """The held-out tasks of a source: the same on every node, by the weights of the families."""
     seeds = (seed_of(at.to_bytes(8, "big"), context=_CONTEXT) for at in range(count))
     return [source.task(source.table.of_seed(seed, 0)) for seed in seeds]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutReward:
-    """The greedy reward on held-out tasks that were scored in time, in all and by family. seconds: what it took."""
-
-    reward: float
-    by_family: Mapping[str, float]
-    tasks: int
-    seconds: float
 
 
 class HeldOut:
@@ -83,12 +76,13 @@ class HeldOut:
         """True if the policy after `round` rounds was not evaluated, and may be."""
         return bool(self._every) and self._round != round
 
-    def evaluate(self, policy: Policy, round: int) -> HeldOutReward:
+    def evaluate(self, policy: Policy, round: int) -> Probed:
         """Evaluate the policy after `round` rounds."""
         seconds, rewards = 0.0, list[float | None]()
         while len(rewards) < len(self._tasks) and seconds < TIME_LIMIT_S:
             began = self._clock()
-            rewards += self._rewards(policy, self._tasks[len(rewards) : len(rewards) + self._together])
+            tasks = self._tasks[len(rewards) : len(rewards) + self._together]
+            rewards += rewards_of(policy, tasks, score=self._score, generator=None)
             seconds += self._clock() - began
             self._rest()
         self._tasks = self._tasks[: len(rewards)]
@@ -99,20 +93,10 @@ class HeldOut:
             if reward is not None:
                 by_family[task.ref.family].append(reward)
         known = [reward for one in by_family.values() for reward in one]
-        return HeldOutReward(
-            reward=_mean(known),
-            by_family={name: _mean(by_family[name]) for name in sorted(by_family)},
+        return Probed(
+            round=round,
+            reward=mean(known) or 0.0,
+            by_family={name: fmean(by_family[name]) for name in sorted(by_family)},
             tasks=len(known),
             seconds=seconds,
         )
-
-    def _rewards(self, policy: Policy, tasks: Sequence[Task]) -> Sequence[float | None]:
-        rollouts = [Rollout(prompt=policy.encode_prompt(task.question)) for task in tasks]
-        policy.extend(rollouts, generator=None)
-        return self._score(
-            [(task, policy.decode(rollout.tokens)) for task, rollout in zip(tasks, rollouts, strict=True)]
-        )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / max(1, len(values))

@@ -192,7 +192,6 @@ class Judge:
             self._texts.note(text, peer, one.offer.order)
         return JudgedGroup(
             task=one.task,
-            prompt=one.task.question,
             texts=one.group.completions,
             rewards=rewards,
             origin=peer,

@@ -8,32 +8,27 @@ alone goes on with as many groups. Others are known only through `Sharing`.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from shoal.node.sapo.agent_messages import RoundReport
 from shoal.node.sapo.generation import GeneratedGroup, GroupGenerator
-from shoal.node.sapo.groups import JudgedGroup, all_known
+from shoal.node.sapo.groups import JudgedGroup, all_known, mean
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.tasks import Task
-from shoal.node.sapo.updates import Row, Update, Updater, UpdateSettings, external_rows, own_rows
-from shoal.protocol.errors import ConfigError, LocalError
+from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
+from shoal.protocol.errors import LocalError
 
-GROUPS_LIMIT = 1024
-"""Of one round."""
 TAKE_LIMIT = 3
 """Times that a round asks for others' groups in place of those that its policy cannot express."""
 
 
-class DrawTask(Protocol):
-    """The assignment of the agent's tasks, by round and index."""
-
-    def __call__(self, round: int, index: int) -> Task:
-        """Return the task: the same one whenever it is asked for."""
+DrawTask = Callable[[int, int], Task]
+"""The assignment of an agent's tasks, by round and index: the same one whenever it is asked for."""
 
 
 class Sharing(Protocol):
@@ -59,7 +54,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSettings:
-    """The make-up of a round: I groups of its own, J of others. Raises ConfigError where no round can be made.
+    """The make-up of a round: I groups of its own, one at least, J of others.
 
     trains: whether the policy is updated; an agent that only samples for others leaves it as it is.
     group_size, over_provision: see `GroupGenerator`. label: the policy's name, by which groups say how they were drawn;
@@ -74,62 +69,6 @@ class LearnerSettings:
     label: str | None = None
     updates: UpdateSettings = field(default_factory=UpdateSettings)
 
-    def __post_init__(self) -> None:
-        """Check what `GroupGenerator` does not."""
-        for name, least in (("local", 1), ("external", 0)):
-            if not least <= getattr(self, name) <= GROUPS_LIMIT:
-                raise ConfigError(f"sapo: {name} must be {least} to {GROUPS_LIMIT}, not {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundReport:
-    """One round of one agent.
-
-    reward: mean over the completions that it generated itself and finished in this round. local, external: groups
-    trained on; of its own, those that were scored in time. informative: those of them with unequal rewards.
-    generated_tokens: all that were drawn, also for groups that are not done. drawn: what its own completions are like.
-    update: None where no group had a gradient.
-    """
-
-    round: int
-    reward: float
-    local: int
-    external: int
-    informative: int
-    generated_tokens: int
-    drawn: Drawn | None = None
-    update: Update | None = None
-
-    @property
-    def course(self) -> dict[str, float]:
-        """The figures of `drawn` and `update` by their names, as far as there are any."""
-        return {name: value for one in (self.drawn, self.update) if one for name, value in asdict(one).items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """The likeness of a policy's completions, by which a collapse is seen.
-
-    entropy: in nats a token, estimated by the mean of -log p of those drawn. length: tokens of a completion, mean.
-    distinct: completions that no other of their group equals, and one of those that do, as a share of all.
-    """
-
-    entropy: float
-    length: float
-    distinct: float
-
-    @classmethod
-    def of(cls, groups: Sequence[GeneratedGroup]) -> Drawn:
-        """Sum up the groups, one at least."""
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        tokens = sum(len(rollout.tokens) for rollout in rollouts)
-        distinct = sum(len({tuple(rollout.tokens) for rollout in group.rollouts}) for group in groups)
-        return cls(
-            entropy=-math.fsum(log for rollout in rollouts for log in rollout.log_probs) / tokens,
-            length=tokens / len(rollouts),
-            distinct=distinct / len(rollouts),
-        )
-
 
 @dataclass(slots=True, kw_only=True)
 class _Round:
@@ -138,6 +77,8 @@ class _Round:
     number: int
     drawn: int = 0
     tokens: int = 0
+    external: int = 0
+    unencodable: int = 0
     informative: int = 0
     own: list[JudgedGroup] = field(default_factory=list)
     generated: list[GeneratedGroup] = field(default_factory=list)
@@ -148,8 +89,7 @@ class Learner:
     """Trains one policy, round by round.
 
     round: how many are finished. version: the swarm's round to which the policy stands, where policies are averaged;
-    None where the policy's version is the agent's own round. unencodable: others' groups that were left out since
-    the policy's tokenizer cannot express them, by origin. random: draws completions. generator: of its groups.
+    None where the policy's version is the agent's own round. random: draws completions. generator: of its groups.
     """
 
     def __init__(
@@ -167,7 +107,6 @@ class Learner:
         self.policy = policy
         self.round = 0
         self.version: int | None = None
-        self.unencodable: Counter[str] = Counter()
         self._settings = settings
         self._draw, self._score, self._sharing, self._handed_out = draw, score, sharing, handed_out
         self.random = torch.Generator().manual_seed(seed)
@@ -199,20 +138,26 @@ class Learner:
         current, self._current = self._current, None
         if current is None:
             raise LocalError("a round is finished that was not begun")
-        external = self._take(current)
-        self._generate(current, self._settings.external - external)
+        self._take(current)
+        self._generate(current, self._settings.external - current.external)
         update = self._updater.train(current.rows) if self._settings.trains else None
         self.round += 1
-        rewards = [reward for group in current.own for reward in group.rewards]
+        rollouts = [rollout for group in current.generated for rollout in group.rollouts]
+        tokens = sum(len(rollout.tokens) for rollout in rollouts)
+        distinct = sum(len({tuple(rollout.tokens) for rollout in group.rollouts}) for group in current.generated)
         return RoundReport(
             round=current.number,
-            reward=math.fsum(rewards) / max(1, len(rewards)),
+            reward=mean(reward for group in current.own for reward in group.rewards),
             local=len(current.own),
-            external=external,
+            external=current.external,
             informative=current.informative,
             generated_tokens=current.tokens,
-            drawn=Drawn.of(current.generated),
-            update=update,
+            unencodable=current.unencodable,
+            entropy=-math.fsum(log for rollout in rollouts for log in rollout.log_probs) / tokens,
+            length=tokens / len(rollouts),
+            distinct=distinct / len(rollouts),
+            gradient_norm=None if update is None else update.gradient_norm,
+            clipped=None if update is None else update.clipped,
         )
 
     def _generate(self, current: _Round, count: int) -> None:
@@ -236,23 +181,20 @@ class Learner:
         if judged:
             self._sharing.offer([group for _, group in judged])
 
-    def _take(self, current: _Round) -> int:
-        """Add others' groups to the round. Returns how many."""
-        taken, wanted = 0, self._settings.external
+    def _take(self, current: _Round) -> None:
+        """Add others' groups to the round."""
         for _ in range(TAKE_LIMIT):
-            if taken == wanted:
-                break
-            groups = self._sharing.take(wanted - taken)
+            missing = self._settings.external - current.external
+            groups = self._sharing.take(missing) if missing else []
             for group in groups:
                 rows = external_rows(group, self.policy)
                 if rows is None:
-                    self.unencodable[str(group.origin)] += 1
+                    current.unencodable += 1
                     continue
                 self._add(current, rows)
-                taken += 1
+                current.external += 1
             if not groups:
                 break
-        return taken
 
     def _add(self, current: _Round, rows: list[Row]) -> None:
         current.rows += rows
@@ -274,7 +216,6 @@ class Learner:
     def _judged(self, group: GeneratedGroup, texts: Sequence[str], rewards: tuple[float, ...]) -> JudgedGroup:
         return JudgedGroup(
             task=group.task,
-            prompt=group.task.question,
             texts=tuple(texts),
             rewards=rewards,
             origin=None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -70,13 +70,7 @@ def restore(learner: Learner, folder: Path, *, policy: str) -> tuple[int | None,
 
     Returns the file's round, None if there is none such, and why newer ones were passed over.
     """
-    refused: list[str] = []
-    for path in saved_files(folder):
-        try:
-            return _take_over(learner, path, policy), refused
-        except (StorageError, FileNotFoundError) as error:
-            refused.append(str(error))
-    return None, refused
+    return _newest(folder, lambda file: _take_over(learner, file, policy))
 
 
 def restore_values(policy: Policy, folder: Path, *, policy_name: str) -> int:
@@ -84,17 +78,17 @@ def restore_values(policy: Policy, folder: Path, *, policy_name: str) -> int:
 
     Raises StorageError if there is none that is whole and of this policy.
     """
-    refused: list[str] = []
-    for path in saved_files(folder):
-        try:
-            file = TensorFile(path)
-            progress, values = _read_values(file, trained_parameters(policy).values(), policy_name)
-        except (StorageError, FileNotFoundError) as error:
-            refused.append(str(error))
-            continue
-        _give(trained_parameters(policy).values(), values)
+    parameters = trained_parameters(policy).values()
+
+    def take_over(file: TensorFile) -> int:
+        progress, values = _read_values(file, parameters, policy_name)
+        _give(parameters, values)
         return progress.round
-    raise StorageError("; ".join(refused) or f"{folder} has no file of a policy; give the folder of another node")
+
+    round, refused = _newest(folder, take_over)
+    if round is None:
+        raise StorageError("; ".join(refused) or f"{folder} has no file of a policy; give the folder of another node")
+    return round
 
 
 def saved_files(folder: Path) -> list[Path]:
@@ -103,9 +97,20 @@ def saved_files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.stem), reverse=True)
 
 
-def _take_over(learner: Learner, path: Path, policy: str) -> int:
-    """Raises DamagedFile, StorageError, FileNotFoundError; the learner is as it was then."""
-    file, parameters = TensorFile(path), _parameters(learner)
+def _newest(folder: Path, take_over: Callable[[TensorFile], int]) -> tuple[int | None, list[str]]:
+    """Take over the newest file that can be; return its round, None if there is none, and why others could not be."""
+    refused: list[str] = []
+    for path in saved_files(folder):
+        try:
+            return take_over(TensorFile(path)), refused
+        except (StorageError, FileNotFoundError) as error:
+            refused.append(str(error))
+    return None, refused
+
+
+def _take_over(learner: Learner, file: TensorFile, policy: str) -> int:
+    """Raises DamagedFile, StorageError; the learner is as it was then."""
+    parameters = _parameters(learner)
     # All is read before anything is changed.
     progress, values = _read_values(file, parameters, policy)
     moments = {
@@ -115,7 +120,7 @@ def _take_over(learner: Learner, path: Path, policy: str) -> int:
     }
     random = _tensor(file, "random", torch.uint8)
     if random.shape != learner.random.get_state().shape:
-        raise DamagedFile(f"{path} has the random numbers of another generator; remove it to begin anew")
+        raise DamagedFile(f"{file.path} has the random numbers of another generator; remove it to begin anew")
     _give(parameters, values)
     groups = learner.optimizer.state_dict()["param_groups"]
     learner.optimizer.load_state_dict({"state": moments, "param_groups": groups})

@@ -9,23 +9,21 @@ The label of a group, its policy's version, is what the engine said with the com
 
 from __future__ import annotations
 
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
 from shoal.node.option import HostPort
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS
-from shoal.node.sapo.agent_messages import Begin, Done, Finished, Ready, Waiting
-from shoal.node.sapo.completions import version_of
+from shoal.node.sapo.agent_messages import Begin, Ready, RoundReport, Waiting
+from shoal.node.sapo.completions import Reply, version_of
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, run
-from shoal.node.sapo.engine_client import DrawnGroup, EngineClient
-from shoal.node.sapo.groups import JudgedGroup, all_known
+from shoal.node.sapo.engine_client import EngineClient
+from shoal.node.sapo.groups import JudgedGroup, all_known, mean
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.protocol.errors import LocalError
 from shoal.protocol.rollouts import Sampling, sampling_seed
-from shoal.protocol.wire import SwarmId
 
 IN_FLIGHT: Final = 4
 """Groups that are drawn at a time: an engine that batches has some, and one that does not has them wait."""
@@ -41,7 +39,6 @@ class Sampler:
         self._line = line
         self._source = source
         self._scorer = scorer
-        self._swarm = SwarmId(begin.swarm_id)
         self._sharing = DaemonSharing(begin, line, source=source, scorer=scorer)
         self._round = begin.announced
         self._client = EngineClient(
@@ -64,14 +61,11 @@ class Sampler:
                 self._make_round(pool)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        self._line.send(Finished())
-        while True:
-            self._line.receive()
 
     def _make_round(self, pool: ThreadPoolExecutor) -> None:
         began = time.monotonic()
         tasks = [
-            self._source.draw(self._swarm, self._begin.me, self._round, index)
+            self._source.draw(self._begin.swarm_id, self._begin.me, self._round, index)
             for index in range(self._begin.rollouts.local)
         ]
         rewards: list[float] = []
@@ -90,31 +84,28 @@ class Sampler:
             informative += len(set(group.rewards)) > 1
             rewards += group.rewards
         self._line.send(
-            Done(
+            RoundReport(
                 round=self._round,
-                reward=math.fsum(rewards) / len(rewards) if rewards else None,
+                reward=mean(rewards),
                 local=made,
-                external=0,
                 informative=informative,
                 generated_tokens=tokens,
-                unencodable=0,
                 seconds=time.monotonic() - began,
             )
         )
         self._round += 1
 
-    def _draw(self, task: Task) -> DrawnGroup | None:
-        seed = sampling_seed(self._swarm, self._begin.me, self._round, task.ref.index)
+    def _draw(self, task: Task) -> Reply | None:
+        seed = sampling_seed(self._begin.swarm_id, self._begin.me, self._round, task.ref.index)
         return self._client.group(task.question, self._begin.rollouts.group_size, seed)
 
-    def _scored(self, task: Task, drawn: DrawnGroup) -> JudgedGroup | None:
+    def _scored(self, task: Task, drawn: Reply) -> JudgedGroup | None:
         texts = tuple(one.text for one in drawn.completions)
         rewards = all_known(self._scorer.score_each([(task, text) for text in texts], own=True))
         if rewards is None:
             return None
         return JudgedGroup(
             task=task,
-            prompt=task.question,
             texts=texts,
             rewards=rewards,
             origin=None,
@@ -124,7 +115,7 @@ class Sampler:
         )
 
 
-def sampling_of(drawn: DrawnGroup) -> Sampling:
+def sampling_of(drawn: Reply) -> Sampling:
     """The label that travels with a group: with tokens if all of its completions have them."""
     each = tuple(one.drawn for one in drawn.completions if one.drawn is not None)
     return Sampling(policy=drawn.policy, drawn=each if len(each) == len(drawn.completions) else ())

@@ -69,11 +69,8 @@ class Sandbox:
         self._timeout_s = MAKE_LIMIT_S + task_limit_s + text_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._scored_tasks = 0
-        self.has_own_network = False
-        """True where the process has left the network, beside the filter of its children."""
         self.spoiled = 0
         """Texts that hung, ate all memory or killed the process that scored them."""
-        self.restarts = 0
 
     def __enter__(self) -> Sandbox:
         return self
@@ -113,7 +110,6 @@ class Sandbox:
                 f"the process that scores tasks does not start: {error}; free memory or processes"
             ) from error
         if isinstance(reply, Ready):
-            self.has_own_network = reply.namespaces
             return
         self.close()
         reason = reply.reason if isinstance(reply, Failed) else reply
@@ -136,7 +132,6 @@ class Sandbox:
         except LocalError as error:
             self._faults.left_out(family, f"what scores tasks of {family.name!r} is started again: {error}", len(texts))
             self.close()
-            self.restarts += 1
             return [None] * len(texts)
         if isinstance(reply, Scored) and len(reply.scores) == len(texts):
             self.spoiled += reply.spoiled

@@ -86,9 +86,7 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The answer to `Begin`. `namespaces`: the process has a network of its own, which is none."""
-
-    namespaces: bool
+    """The answer to `Begin`."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -301,12 +299,13 @@ def _start(begin: Begin) -> tuple[Worker | None, Reply]:
 
         die_with_parent()  # a family that never returns notices no closed pipe
         worker = Worker(begin)
-        namespaces = begin.locked and own_namespaces()
+        if begin.locked:
+            own_namespaces()  # where the system lets us, beside the filter of the children
         die_with_parent()
         problem = self_test() if begin.locked else None
     except Exception as error:  # importing a family runs its author's code
         return None, Failed(f"{type(error).__name__}: {error}"[:500])
-    return (worker, Ready(namespaces)) if problem is None else (None, Failed(problem))
+    return (worker, Ready()) if problem is None else (None, Failed(problem))
 
 
 def main() -> int:

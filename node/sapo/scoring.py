@@ -46,11 +46,6 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Have the scoring process ready where a family needs one. Raises ConfigError if it does not start."""
-        if any(family.scoring == "sandbox" for family in self._source.families.values()):
-            self._running_sandbox().start()
-
     def check(self) -> None:
         """Score a right answer of each family of a user's own that knows one.
 

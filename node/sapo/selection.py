@@ -27,6 +27,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shoal.node.sapo.groups import mean
 from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Trust
 from shoal.protocol.errors import LocalError
@@ -35,14 +36,18 @@ from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import COMPLETION_LIMIT, Reason
 from shoal.protocol.wire import SwarmId
 
-Weighting = Literal["uniform", "informative"]
+Weighting = Literal["uniform", "weighted"]
 
 VARIANCE_LEAST = 1e-8
 """A reward variance up to this is none."""
 USED_LIMIT = 65_536
 """Digests of groups that were pulled, or could not be, and are not drawn again."""
+OFFERS_PER_ORIGIN = 64
+"""The latest so many may be drawn of one peer, so that who offers more is not chosen more."""
 ATTEMPTS_PER_GROUP = 4
 """Offers that a round may try for each group that it wants."""
+WASTE_SHARE = 0.05
+"""Bytes of refused groups that may be replaced, of those trained on."""
 
 Reward = Annotated[float, Meta(ge=0, le=1)]
 
@@ -60,24 +65,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionSettings:
-    """The bounds of what may be chosen.
-
-    staleness_rounds: the most of this node's rounds since an offer arrived. offers_per_origin: the most, its latest,
-    that may be drawn of one peer, so that who offers more is not chosen more.
-    """
-
-    weighting: Weighting = "uniform"
-    staleness_rounds: int = 4
-    offers_per_origin: int = 64
-
-    def __post_init__(self) -> None:
-        """Raises LocalError."""
-        if self.staleness_rounds < 0 or self.offers_per_origin < 1:
-            raise LocalError(f"staleness is counted from 0 and offers from 1, not as in {self}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tasks:
     """The swarm's tasks by their names. scorable: families of which others' text can be scored on this machine."""
 
@@ -87,21 +74,29 @@ class Tasks:
 
 
 class Selector:
-    """Filters offers and draws from them. `rejected` counts each offer that is left out once, by reason."""
+    """Filters offers and draws from them."""
 
-    def __init__(self, tasks: Tasks, trust: Trust, settings: SelectionSettings | None = None) -> None:
-        """`trust`: of whom nothing is drawn, and where a task that its origin was not assigned counts as a fault."""
-        self.settings = settings or SelectionSettings()
-        self.rejected: Counter[Reason] = Counter()
+    def __init__(self, tasks: Tasks, trust: Trust, *, weighting: Weighting, staleness_rounds: int) -> None:
+        """`trust`: of whom nothing is drawn, and where a task that its origin was not assigned counts as a fault.
+
+        staleness_rounds: the most of this node's rounds since an offer arrived.
+        """
+        self._weighting = weighting
+        self._staleness_rounds = staleness_rounds
         self._tasks = tasks
         self._trust = trust
         self._counted: set[bytes] = set()
         self._own_tasks: set[bytes] = set()  # digests of offers that were found to be about assigned tasks
 
-    def eligible(self, offers: Iterable[Offer], *, round_number: int, used: Collection[bytes]) -> list[Offer]:
-        """Return those that may be drawn in this node's round; `used`: digests of groups that were pulled before."""
+    def eligible(
+        self, offers: Iterable[Offer], *, round_number: int, used: Collection[bytes]
+    ) -> tuple[list[Offer], Counter[Reason]]:
+        """Return those that may be drawn in this node's round, and why others are left out, each told of once.
+
+        used: digests of groups that were pulled before.
+        """
         offers = list(offers)
-        kept, counted = [], set()
+        kept, counted, rejected = [], set(), Counter[Reason]()
         for offer in offers:
             if offer.digest in used:
                 continue
@@ -110,19 +105,19 @@ class Selector:
                 kept.append(offer)
                 continue
             if offer.digest not in self._counted:
-                self.rejected[reason] += 1
+                rejected[reason] += 1
                 if reason is Reason.FOREIGN_TASK:
                     self._trust.fault(offer.origin, reason)
             counted.add(offer.digest)
         # What is offered no more need not be remembered.
         self._counted = counted
         self._own_tasks &= {offer.digest for offer in offers}
-        return self._latest(kept)
+        return self._latest(kept), rejected
 
     def draw(self, offers: Iterable[Offer], count: int, rng: random.Random) -> list[Offer]:
         """Return up to `count` of these offers, without repetition, in the order of the draw."""
         offers = list(offers)
-        if self.settings.weighting == "uniform":
+        if self._weighting == "uniform":
             return rng.sample(offers, min(count, len(offers)))
         # Efraimidis and Spirakis 2006: the largest u^(1/w) are a weighted sample without replacement.
         keys = [(rng.random() ** (1 / offer.announcement.reward_variance), at) for at, offer in enumerate(offers)]
@@ -134,7 +129,7 @@ class Selector:
             return Reason.IGNORED
         if announcement.task.family not in self._tasks.scorable:
             return Reason.UNSAFE_FAMILY
-        if round_number - offer.arrived > self.settings.staleness_rounds:
+        if round_number - offer.arrived > self._staleness_rounds:
             return Reason.STALE
         if announcement.reward_variance <= VARIANCE_LEAST:
             return Reason.NO_VARIANCE
@@ -151,11 +146,11 @@ class Selector:
         return True
 
     def _latest(self, offers: list[Offer]) -> list[Offer]:
-        """Return the last `offers_per_origin` of each peer."""
+        """Return the last `OFFERS_PER_ORIGIN` of each peer."""
         room: dict[PeerId, int] = {}
         latest = []
         for offer in reversed(offers):
-            left = room.get(offer.origin, self.settings.offers_per_origin)
+            left = room.get(offer.origin, OFFERS_PER_ORIGIN)
             if left:
                 room[offer.origin] = left - 1
                 latest.append(offer)
@@ -163,14 +158,13 @@ class Selector:
 
 
 class ByteBudget:
-    """Keeps what is pulled within the bytes of the groups trained on, plus `allowance` of them.
+    """Keeps what is pulled within the bytes of the groups trained on, plus `WASTE_SHARE` of them.
 
     What a round needs is pulled in any case: as many groups as it wants. A replacement, for a group that came and was
     refused, is pulled only while the bytes wasted so far leave room for it to be wasted as well.
     """
 
-    def __init__(self, allowance: float = 0.05) -> None:
-        self.allowance = allowance
+    def __init__(self) -> None:
         self.trained_bytes = 0
         self.wasted_bytes = 0
 
@@ -183,7 +177,7 @@ class ByteBudget:
 
     def allows(self, size_bytes: int) -> bool:
         """Return whether a replacement of this size may be pulled."""
-        return self.wasted_bytes + size_bytes <= self.allowance * self.trained_bytes
+        return self.wasted_bytes + size_bytes <= WASTE_SHARE * self.trained_bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,39 +195,34 @@ class RoundIntake:
     @property
     def reward(self) -> float | None:
         """The mean over the accepted groups' completions."""
-        return mean_reward(group for groups in self.rewards.values() for group in groups)
+        return mean(reward for groups in self.rewards.values() for group in groups for reward in group)
 
 
 class Intake:
     """One node's way from offers to judged groups; one draw at a time. What verdicts cost whom is decided here."""
 
     def __init__(
-        self,
-        tasks: Tasks,
-        *,
-        trust: Trust,
-        seed: int,
-        settings: SelectionSettings | None = None,
-        allowance: float = 0.05,
+        self, tasks: Tasks, *, trust: Trust, seed: int, staleness_rounds: int, weighting: Weighting = "uniform"
     ) -> None:
-        """`seed`: of the draws. `allowance`: bytes that may be wasted, of those trained on."""
+        """`seed`: of the draws. The rest: see `Selector`."""
         self.trust = trust
-        self.budget = ByteBudget(allowance)
+        self.budget = ByteBudget()
         self.pulled: list[tuple[Offer, bytes]] = []
         """The groups that came and are to be judged, with their offers."""
-        self._selector = Selector(tasks, trust, settings)
+        self._selector = Selector(tasks, trust, weighting=weighting, staleness_rounds=staleness_rounds)
         self._rng = random.Random(seed)
         self._used: OrderedDict[bytes, None] = OrderedDict()
         self._left: list[Offer] = []
         self._wanted: dict[bytes, Offer] = {}
         self._missing = 0
-        self._round = RoundIntake(rejected=self._selector.rejected)
+        self._round = RoundIntake()
 
     def begin(self, offers: Iterable[Offer], count: int, round_number: int) -> list[Offer]:
         """Draw `count` of the offers that may be drawn in this node's round, and return them: they are to be pulled."""
         self.trust.advance(round_number)
         self.pulled, self._missing = [], count
-        eligible = self._selector.eligible(offers, round_number=round_number, used=self._used)
+        eligible, left_out = self._selector.eligible(offers, round_number=round_number, used=self._used)
+        self.rejected.update(left_out)
         drawn = self._selector.draw(eligible, ATTEMPTS_PER_GROUP * count, self._rng)
         self._left = drawn[count:]
         return self._want(drawn[:count])
@@ -268,8 +257,7 @@ class Intake:
 
     def end_round(self) -> RoundIntake:
         """Return what the round took; it begins anew."""
-        ended, self._selector.rejected = self._round, Counter()
-        self._round = RoundIntake(rejected=self._selector.rejected)
+        ended, self._round = self._round, RoundIntake()
         return ended
 
     def _note(self, offer: Offer, verdict: Verdict) -> None:
@@ -300,12 +288,6 @@ class Intake:
     def _want(self, offers: Sequence[Offer]) -> list[Offer]:
         self._wanted = {offer.digest: offer for offer in offers}
         return list(offers)
-
-
-def mean_reward(groups: Iterable[Sequence[float]]) -> float | None:
-    """Return the mean over all completions of these groups, None where there are none."""
-    rewards = [reward for group in groups for reward in group]
-    return sum(rewards) / len(rewards) if rewards else None
 
 
 def total_bytes(offers: Iterable[Offer]) -> int:

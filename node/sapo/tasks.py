@@ -38,10 +38,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
@@ -304,7 +304,7 @@ class TaskSource:
         )
         self._families = {kind.family: keyed[kind.family, kind.config].family for kind in self.table.kinds}
         self._settings = {key: choice.settings for key, choice in keyed.items()}
-        self._cache: OrderedDict[TaskRef, Task] = OrderedDict()
+        self._made = lru_cache(CACHED_TASKS)(self._make)
 
     @property
     def families(self) -> Mapping[str, TaskFamily]:
@@ -326,10 +326,9 @@ class TaskSource:
 
     def task(self, ref: TaskRef) -> Task:
         """Make the task of `ref`. Raises RemoteError where it is not one of this source's."""
-        known = self._cache.get(ref)
-        if known is not None:
-            self._cache.move_to_end(ref)
-            return known
+        return self._made(ref)
+
+    def _make(self, ref: TaskRef) -> Task:
         family = self._families.get(ref.family)
         if family is None:
             raise RemoteError(f"a task of the family {ref.family!r}, which this swarm does not draw from")
@@ -338,8 +337,4 @@ class TaskSource:
         settings = self._settings.get((ref.family, ref.config))
         if settings is None:
             raise RemoteError(f"a task of {ref.family!r} with a config that this swarm does not draw from")
-        task = family.make(settings, ref.seed, ref.index)
-        self._cache[ref] = task
-        if len(self._cache) > CACHED_TASKS:
-            self._cache.popitem(last=False)
-        return task
+        return family.make(settings, ref.seed, ref.index)

@@ -1,6 +1,6 @@
 """Trust in the peers that share rollouts: faults add demerits, good groups and time take them away.
 
-A peer with as many demerits as `ignored_at` is ignored until they have fallen to half of that, so one that is let in
+A peer with `IGNORED_AT` demerits is ignored until they have fallen to half of that, so one that is let in
 again and cheats again is out after half as many faults. A fault counts against who delivered the bytes, which for
 announcements is their signer. A fresh identity starts without demerits; what that buys an attacker is bounded by the
 byte budget of the intake and by the quotas of the exchange.
@@ -11,14 +11,17 @@ judge finds comes to it with the verdicts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import Reason
 from shoal.protocol.suspicion import Suspicion
 
 PEER_LIMIT = 4096
+IGNORED_AT = 4.0
+"""Demerits."""
+HALF_LIFE_ROUNDS = 64.0
+"""Of demerits, in this node's rounds."""
+GOOD = 0.1
+"""Demerits that a good group takes away."""
 
 WEIGHTS = {
     Reason.MALFORMED: 2.0,
@@ -39,26 +42,11 @@ WEIGHTS = {
 """Demerits of each fault; what is not here is nobody's fault."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrustSettings:
-    """`ignored_at`: demerits. `half_life`: of demerits, in this node's rounds. `good`: what a good group takes away."""
-
-    ignored_at: float = 4.0
-    half_life: float = 64.0
-    good: float = 0.1
-
-    def __post_init__(self) -> None:
-        """Raises LocalError."""
-        if not (self.ignored_at > 0 and self.half_life > 0 and self.good >= 0):
-            raise LocalError(f"trust needs positive bounds, not {self}")
-
-
 class Trust:
     """Demerits of peers, as of this node's round. At most PEER_LIMIT peers; those with the fewest make room."""
 
-    def __init__(self, settings: TrustSettings | None = None) -> None:
-        self._settings = settings or TrustSettings()
-        self._demerits = Suspicion(half_life=self._settings.half_life, limit=PEER_LIMIT)
+    def __init__(self) -> None:
+        self._demerits = Suspicion(half_life=HALF_LIFE_ROUNDS, limit=PEER_LIMIT)
         self._ignored: set[PeerId] = set()
         self._round = 0
 
@@ -68,13 +56,13 @@ class Trust:
 
     def fault(self, peer: PeerId, reason: Reason) -> None:
         """Note that `peer` broke this rule."""
-        weight, ignored_at = WEIGHTS.get(reason, 0.0), self._settings.ignored_at
+        weight = WEIGHTS.get(reason, 0.0)
         if not weight:
             return
         is_ignored = self.ignored(peer)
         # Capped, so that a flood does not put a peer out for longer than a few half-lives.
-        self._demerits.add(peer, weight, self._round, most=4 * ignored_at)
-        if is_ignored or self.demerits(peer) >= ignored_at:
+        self._demerits.add(peer, weight, self._round, most=4 * IGNORED_AT)
+        if is_ignored or self.demerits(peer) >= IGNORED_AT:
             self._ignored.add(peer)
             if len(self._ignored) > PEER_LIMIT:
                 self.all_ignored()  # lets go of those that made room
@@ -82,7 +70,7 @@ class Trust:
     def good(self, peer: PeerId) -> None:
         """Note that a group of `peer` was what it was announced as."""
         if self.demerits(peer):
-            self._demerits.add(peer, -self._settings.good, self._round)
+            self._demerits.add(peer, -GOOD, self._round)
 
     def demerits(self, peer: PeerId) -> float:
         """Return those of a peer, as of this round."""
@@ -90,7 +78,7 @@ class Trust:
 
     def ignored(self, peer: PeerId) -> bool:
         """Return whether what the peer offers is to be ignored."""
-        if peer in self._ignored and self.demerits(peer) <= self._settings.ignored_at / 2:
+        if peer in self._ignored and self.demerits(peer) <= IGNORED_AT / 2:
             self._ignored.remove(peer)
         return peer in self._ignored
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -101,29 +102,27 @@ class UnfinishedFile:
             raise DamagedFile(f"{path} has no groups: {error}; remove it to begin others") from error
         if unfinished.policy != self.policy:
             raise StorageError(f"{path} is of another policy; remove it to begin other groups")
-        tokens, logs, versions = (file.array(name).tolist() for name in ("tokens", "log_probs", "versions"))
+        arrays = [file.array(name).tolist() for name in ("tokens", "log_probs", "versions")]
         completions = [one for group in unfinished.groups for one in group.completions]
-        if len(tokens) != len(logs) or (len(tokens), len(versions)) != (
-            sum(one.tokens for one in completions),
-            sum(one.runs for one in completions),
-        ):
+        drawn = sum(one.tokens for one in completions)
+        if [len(values) for values in arrays] != [drawn, drawn, sum(one.runs for one in completions)]:
             raise DamagedFile(f"{path} has other groups than it says; remove it to begin others")
-        groups, drawn, runs = [], 0, 0
+        tokens, logs, versions = map(iter, arrays)
+        groups = []
         for group in unfinished.groups:
             task = draw(group.round, group.index)
-            prompt, rollouts = policy.encode_prompt(task.question), []
-            for one in group.completions:
-                rollouts.append(
-                    Rollout(
-                        prompt=prompt,
-                        tokens=tokens[drawn : drawn + one.tokens],
-                        log_probs=logs[drawn : drawn + one.tokens],
-                        versions=[(version, count) for version, count in versions[runs : runs + one.runs]],
-                        done=one.done,
-                    )
+            prompt = policy.encode_prompt(task.question)
+            rollouts = tuple(
+                Rollout(
+                    prompt=prompt,
+                    tokens=[*islice(tokens, one.tokens)],
+                    log_probs=[*islice(logs, one.tokens)],
+                    versions=[(version, count) for version, count in islice(versions, one.runs)],
+                    done=one.done,
                 )
-                drawn, runs = drawn + one.tokens, runs + one.runs
-            groups.append(GeneratedGroup(task=task, round=group.round, rollouts=tuple(rollouts)))
+                for one in group.completions
+            )
+            groups.append(GeneratedGroup(task=task, round=group.round, rollouts=rollouts))
         return groups
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -12,14 +11,14 @@ from shoal.node.sapo.generation import GeneratedGroup
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.grpo import (
     Batch,
-    GrpoSettings,
+    ExternalTerms,
     clipped_share,
+    counts,
     group_advantages,
     grpo_loss,
     truncated_weights,
 )
-from shoal.node.sapo.policy import Policy, Sample, completion_mask
-from shoal.protocol.errors import ConfigError
+from shoal.node.sapo.policy import Policy, Sample, completion_mask, trained_parameters
 from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE
 from shoal.protocol.rollouts import Drawn
 
@@ -31,18 +30,12 @@ GRADIENT_LIMIT = 1.0
 class UpdateSettings:
     """The training on a round's rows: in one update, by AdamW without decay.
 
-    gradient_limit: the norm that a gradient is cut to. Raises ConfigError for numbers out of range.
+    gradient_limit: the norm that a gradient is cut to. terms: what others' completions count for.
     """
 
     learning_rate: float = DEFAULT_LEARNING_RATE
     gradient_limit: float = GRADIENT_LIMIT
-    grpo: GrpoSettings = field(default_factory=GrpoSettings)
-
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        for name in ("learning_rate", "gradient_limit"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(f"sapo: {name} must be a number above 0, not {getattr(self, name)}")
+    terms: ExternalTerms = "positive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +69,7 @@ def external_rows(group: JudgedGroup, policy: Policy) -> list[Row] | None:
 
     The group then is left out as a whole: its advantages are relative to the completion that would be missing.
     """
-    prompt = policy.encode_prompt(group.prompt)
+    prompt = policy.encode_prompt(group.task.question)
     advantages = group_advantages(group.rewards).tolist()
     said = group.sampling.drawn if group.sampling is not None else ()
     rows = []
@@ -114,44 +107,47 @@ class Update:
     clipped: float
 
 
+def optimizer_of(policy: Policy, learning_rate: float) -> torch.optim.Optimizer:
+    """An optimizer of the parameters that training changes."""
+    return torch.optim.AdamW(trained_parameters(policy).values(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Return what the optimizer updates."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 class Updater:
     """The optimizer of one policy."""
 
     def __init__(self, policy: Policy, settings: UpdateSettings) -> None:
         self._policy = policy
         self._settings = settings
-        self._parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Optimizer with its moments, which a restart takes over."""
-        return self._optimizer
+        self.optimizer = optimizer_of(policy, settings.learning_rate)
+        """With its moments, which a restart takes over."""
 
     def train(self, rows: Sequence[Row]) -> Update | None:
         """Update the policy on `rows`, if one of them has a gradient. The loss is the mean over all their tokens.
 
         Rows without gradient cost no computation: their tokens are only counted.
         """
-        useful = [row for row in rows if self._counts(row)]
+        terms = self._settings.terms
+        useful = [
+            row for row in rows if counts(terms, row.advantage, external=row.external, drawn=row.drawn is not None)
+        ]
         if not useful:
             return None
         log_probs = self._policy.log_probs([row.sample for row in useful])
         tokens = sum(len(row.sample.completion) for row in rows)
-        batch = _batch(useful, log_probs.detach(), self._settings.grpo)
-        self._optimizer.zero_grad(set_to_none=True)
-        grpo_loss(log_probs, batch, self._settings.grpo, tokens=tokens).backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.gradient_limit)
-        self._optimizer.step()
-        return Update(gradient_norm=float(norm), clipped=clipped_share(log_probs.detach(), batch, self._settings.grpo))
-
-    def _counts(self, row: Row) -> bool:
-        return self._settings.grpo.counts(row.advantage, external=row.external, drawn=row.drawn is not None)
+        batch = _batch(useful, log_probs.detach(), terms)
+        self.optimizer.zero_grad(set_to_none=True)
+        grpo_loss(log_probs, batch, tokens=tokens).backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self._settings.gradient_limit)
+        self.optimizer.step()
+        return Update(gradient_norm=float(norm), clipped=clipped_share(log_probs.detach(), batch))
 
 
-def _batch(rows: Sequence[Row], current: torch.Tensor, settings: GrpoSettings) -> Batch:
+def _batch(rows: Sequence[Row], current: torch.Tensor, terms: ExternalTerms) -> Batch:
     """The rows, with ratios against what they were drawn with, or against `current`, this policy, for another's."""
     old, weights = current.clone(), torch.ones_like(current)
     for at, row in enumerate(rows):
@@ -160,8 +156,8 @@ def _batch(rows: Sequence[Row], current: torch.Tensor, settings: GrpoSettings) -
         count, drawn = len(row.drawn), torch.tensor(row.drawn)
         if not row.external:
             old[at, :count] = drawn
-        elif settings.external == "tis":
-            weights[at, :count] = truncated_weights(current[at, :count], drawn, settings)
+        elif terms == "tis":
+            weights[at, :count] = truncated_weights(current[at, :count], drawn)
     return Batch(
         old=old,
         mask=completion_mask([row.sample for row in rows]),

@@ -7,7 +7,6 @@ the same question under two seeds.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,12 @@ from typing import Final
 
 import torch
 
+from shoal.node.sapo.generation import rewards_of
+from shoal.node.sapo.groups import mean
 from shoal.node.sapo.judge import Score
-from shoal.node.sapo.policy import Policy, Rollout, Sample, completion_mask
+from shoal.node.sapo.policy import Policy, Sample, completion_mask
 from shoal.node.sapo.tasks import Task, TaskChoice
-from shoal.node.sapo.updates import GRADIENT_LIMIT
+from shoal.node.sapo.updates import GRADIENT_LIMIT, optimizer_of, parameters_of
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.rollouts import seed_of
 
@@ -106,18 +107,11 @@ def warm_up(
     tell(0)
     lessons, probes = Lessons(choices, seed=seed, stream="lessons"), Lessons(choices, seed=seed, stream="probes")
     generator = torch.Generator().manual_seed(seed)
-    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = optimizer_of(policy, settings.learning_rate)
     updates, reward = 0, measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
     while reward < settings.reward and updates < settings.updates:
         for _ in range(min(settings.interval, settings.updates - updates)):
-            samples = _samples(policy, lessons.draw(settings.rows))
-            if samples:
-                optimizer.zero_grad(set_to_none=True)
-                loss = -policy.log_probs(samples).sum() / completion_mask(samples).sum()
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_LIMIT)
-                optimizer.step()
+            teach(policy, optimizer, lessons.draw(settings.rows))
             updates += 1
             tell(updates)
         reward = measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
@@ -126,16 +120,18 @@ def warm_up(
 
 def measure_reward(policy: Policy, lessons: Sequence[Lesson], *, score: Score, generator: torch.Generator) -> float:
     """The mean reward of one sampled completion for each lesson's question, of those that were scored in time."""
-    rollouts = [Rollout(prompt=policy.encode_prompt(lesson.task.question)) for lesson in lessons]
-    policy.extend(rollouts, generator=generator)
-    rewards = score(
-        [(lesson.task, policy.decode(rollout.tokens)) for lesson, rollout in zip(lessons, rollouts, strict=True)]
-    )
-    known = [reward for reward in rewards if reward is not None]
-    return math.fsum(known) / max(1, len(known))
+    rewards = rewards_of(policy, [lesson.task for lesson in lessons], score=score, generator=generator)
+    return mean(reward for reward in rewards if reward is not None) or 0.0
 
 
-def _samples(policy: Policy, lessons: Sequence[Lesson]) -> list[Sample]:
-    """Lessons in the policy's tokens; those that it cannot express are left out."""
+def teach(policy: Policy, optimizer: torch.optim.Optimizer, lessons: Sequence[Lesson]) -> None:
+    """Update the policy on lessons; those that its tokens cannot express are left out."""
     encoded = [(policy.encode_prompt(one.task.question), policy.encode_completion(one.answer)) for one in lessons]
-    return [Sample(prompt=prompt, completion=completion) for prompt, completion in encoded if completion is not None]
+    samples = [Sample(prompt=prompt, completion=completion) for prompt, completion in encoded if completion is not None]
+    if not samples:
+        return
+    optimizer.zero_grad(set_to_none=True)
+    loss = -policy.log_probs(samples).sum() / completion_mask(samples).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), GRADIENT_LIMIT)
+    optimizer.step()

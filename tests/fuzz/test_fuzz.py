@@ -110,8 +110,7 @@ NO_BYTES = {
     "node.sapo.completion_server:_Drawing.done",
     "node.sapo.completion_server:_Drawing.end",
     "node.sapo.learner:Learner._judge",
-    "node.sapo.held_out:HeldOut._rewards",
-    "node.sapo.warm_up:measure_reward",
+    "node.sapo.generation:rewards_of",
     "node.workloads.causal_lm:CausalLMWorkload.continuations",
 }
 """What makes text of tokens."""

@@ -59,6 +59,13 @@ SAPO: tuple[Bug, ...] = (
         "return WAIT_LIMIT_S if drawn else None",
     ),
     bug(
+        "a completion that cannot travel ends its agent",
+        "tests/node/sapo/test_daemon_line.py"
+        "::test_group_with_a_completion_that_cannot_travel_stays_here_and_the_next_one_goes_out",
+        'raise LocalError(f"our own group is out of range: {error}") from error',
+        "raise",
+    ),
+    bug(
         "a sampler's groups name another policy than the one they were drawn from",
         "tests/node/sapo/test_following.py::test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round",
         "version = self.round if self.version is None else self.version",
@@ -95,14 +102,14 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "who lies about log-probabilities counts as often as it likes",
         "tests/node/sapo/test_grpo.py::test_token_weighs_as_often_as_it_is_more_probable_here_and_twice_at_most",
-        "torch.exp((current - drawn).clamp(max=math.log(settings.truncation)))",
+        "torch.exp((current - drawn).clamp(max=math.log(TRUNCATION)))",
         "torch.exp(current - drawn)",
     ),
     bug(
         "a bad completion of unknown probability is learnt from like one that is known",
         "tests/node/sapo/test_grpo.py::test_rule_says_which_completions_of_others_count",
-        'or (self.external == "tis" and drawn)',
-        'or self.external == "tis"',
+        'or (terms == "tis" and drawn)',
+        'or terms == "tis"',
     ),
     bug(
         "tokens of another's are taken that are not those of the text",
@@ -171,8 +178,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "a liar stays trusted a lie longer",
         "tests/node/sapo/test_trust.py::test_liar_is_ignored_after_four_lies_and_nobody_else",
-        "if is_ignored or self.demerits(peer) >= ignored_at:",
-        "if is_ignored or self.demerits(peer) > ignored_at:",
+        "if is_ignored or self.demerits(peer) >= IGNORED_AT:",
+        "if is_ignored or self.demerits(peer) > IGNORED_AT:",
     ),
     bug(
         "demerits do not decay",
@@ -183,14 +190,14 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "a flood puts a peer out for ever",
         "tests/node/sapo/test_trust.py::test_flood_does_not_put_a_peer_out_for_ever",
-        "self._demerits.add(peer, weight, self._round, most=4 * ignored_at)",
+        "self._demerits.add(peer, weight, self._round, most=4 * IGNORED_AT)",
         "self._demerits.add(peer, weight, self._round)",
     ),
     bug(
         "a peer that is let in again keeps all its demerits against it",
         "tests/node/sapo/test_trust.py::test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter",
-        "if peer in self._ignored and self.demerits(peer) <= self._settings.ignored_at / 2:",
-        "if peer in self._ignored and self.demerits(peer) < self._settings.ignored_at:",
+        "if peer in self._ignored and self.demerits(peer) <= IGNORED_AT / 2:",
+        "if peer in self._ignored and self.demerits(peer) < IGNORED_AT:",
     ),
     bug(
         "advantages are not centred",
@@ -219,14 +226,14 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "the wider clip is the lower",
         "tests/node/sapo/test_grpo.py::test_ratio_is_clipped_low_for_bad_and_high_for_good",
-        "bounded = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)",
-        "bounded = ratio.clamp(1 - settings.clip_high, 1 + settings.clip_low)",
+        "bounded = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)",
+        "bounded = ratio.clamp(1 - CLIP_HIGH, 1 + CLIP_LOW)",
     ),
     bug(
         "what is behind a completion counts",
         "tests/node/sapo/test_grpo.py::test_loss_and_gradient_equal_a_reference",
-        "return -torch.where(batch.mask, terms, 0.0).sum() / (batch.mask.sum() if tokens is None else tokens)",
-        "return -terms.sum() / (batch.mask.sum() if tokens is None else tokens)",
+        "return -torch.where(batch.mask, terms, 0.0).sum() / tokens",
+        "return -terms.sum() / tokens",
     ),
     bug(
         "a verdict that blames nobody costs trust",
@@ -357,7 +364,7 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "what others earned counts as own, by task",
         "tests/node/sapo/test_intake.py::test_rewards_of_a_task_are_means_over_completions_of_own_groups_and_of_others",
-        "reward=mean_reward(own.get(family, ())),",
-        "reward=mean_reward((*own.get(family, ()), *external.get(family, ()))),",
+        "reward=mean(chain.from_iterable(own.get(family, ()))),",
+        "reward=mean(chain.from_iterable((*own.get(family, ()), *external.get(family, ())))),",
     ),
 )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from shoal.node.sapo.families import load_family
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Config, Task, TaskChoice, TaskFamily, TaskSource
+from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
@@ -151,6 +153,22 @@ def test_agents_train_on_the_tasks_that_they_are_given_by_their_own_rewards() ->
         tiny_bench(tasks=tasks, skills="unlike")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"local": 0}, "--local"),
+        ({"local": 5000}, "--local"),
+        ({"external": -1}, "--external"),
+        ({"over_provision": 0.9}, "--over-provision"),
+        ({"over_provision": 9.0}, "--over-provision"),
+        ({"updates": UpdateSettings(learning_rate=0.0)}, "--learning-rate"),
+    ],
+)
+def test_rounds_that_cannot_be_made_are_refused(wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        tiny_bench(**wrong)
+
+
 def test_tasks_are_those_of_a_manifest(tmp_path: Path) -> None:
     founder = Identity.from_seed(bytes(32)).peer_id
     section = {"tasks": [{"family": "lcm", "config": {"max_value": 9}, "weight": 2}, {"family": "gcd"}]}
@@ -212,7 +230,7 @@ class Market:
         task = self.source.draw(self.shared.swarm_id, member.peer_id, number, index)
         texts = (str(self.source.family(task).solution(task)), "oops", f"{number} {index}", "-")
         rewards = tuple(self.scorer.score_each([(task, text) for text in texts]))
-        make = partial(JudgedGroup, task=task, prompt=task.question, texts=texts, rewards=rewards)
+        make = partial(JudgedGroup, task=task, texts=texts, rewards=rewards)
         return make(origin=None, round=number, policy_version=number)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.node.sapo.groups import JudgedGroup, rollout_of
 from shoal.node.sapo.judge import Judge
 from shoal.node.sapo.selection import Intake, Tasks
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
@@ -43,16 +42,13 @@ def group_of(
 ) -> RolloutGroup:
     """A group of the task that `origin` was assigned, worth `rewards`."""
     task = SOURCE.draw(SWARM, origin, round_number, index)
-    judged = JudgedGroup(
-        task=task,
-        prompt=task.question,
-        texts=tuple(texts_for(task, rewards) if texts is None else texts),
-        rewards=tuple(rewards),
-        origin=None,
+    return RolloutGroup(
+        origin=origin,
         round=round_number,
         policy_version=policy_version,
+        task=task.ref,
+        completions=tuple(texts_for(task, rewards) if texts is None else texts),
     )
-    return rollout_of(judged, origin)
 
 
 def announced(group: RolloutGroup, rewards: Sequence[float] | None = None) -> tuple[Announcement, bytes]:
@@ -87,5 +83,5 @@ def new_judge() -> Judge:
     return Judge(swarm_id=SWARM, source=SOURCE, score=score)
 
 
-def new_intake(*, seed: int = 0, trust: Trust | None = None, allowance: float = 0.05) -> Intake:
-    return Intake(TASKS, trust=trust or Trust(), seed=seed, allowance=allowance)
+def new_intake(*, seed: int = 0, trust: Trust | None = None) -> Intake:
+    return Intake(TASKS, trust=trust or Trust(), seed=seed, staleness_rounds=4)

@@ -50,7 +50,6 @@ def foreign_group(task: Task, texts: Sequence[str], *, origin: str = "other") ->
     """Another agent's group, judged."""
     return JudgedGroup(
         task=task,
-        prompt=task.question,
         texts=tuple(texts),
         rewards=tuple(score([(task, text) for text in texts])),
         origin=PeerId(origin),

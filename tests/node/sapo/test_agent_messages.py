@@ -13,13 +13,13 @@ from shoal.node.sapo.agent_messages import (
     Asked,
     Begin,
     Delivered,
-    Done,
     Finished,
     Judged,
     Made,
     Order,
     Pulled,
     Ready,
+    RoundReport,
     Saved,
     Take,
     unpack_agent_report,
@@ -74,7 +74,7 @@ BEGIN = Begin(
     device="auto",
     threads=1,
 )
-DONE = Done(
+DONE = RoundReport(
     round=1,
     reward=0.5,
     local=4,
@@ -172,7 +172,7 @@ def test_report_out_of_range_is_refused(report: Message) -> None:
         unpack_agent_report(frame(report))
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Done", b"\x81\xa4type\xa6Pickle"])
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xabRoundReport", b"\x81\xa4type\xa6Pickle"])
 def test_garbage_is_refused(payload: bytes) -> None:
     for unpack in (unpack_order, unpack_agent_report):
         with pytest.raises(LocalError):

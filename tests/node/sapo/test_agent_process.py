@@ -19,7 +19,6 @@ from shoal.node.sapo.agent_messages import (
     Asked,
     Begin,
     Delivered,
-    Done,
     Finished,
     Judged,
     Made,
@@ -27,6 +26,7 @@ from shoal.node.sapo.agent_messages import (
     Pulled,
     Ready,
     Role,
+    RoundReport,
     Saved,
     Take,
 )
@@ -101,7 +101,7 @@ async def answer_until_done(
     child: Child[AgentReport],
     *deliveries: Sequence[tuple[Offer, bytes]],
     questions: dict[bytes, str] | None = None,
-) -> tuple[list[Made], list[Verdict], Done]:
+) -> tuple[list[Made], list[Verdict], RoundReport]:
     """Be the daemon for a round: what the agent made, what it found of these deliveries, and how the round ended.
 
     questions: what it says that groups answer, by their digests, is put there.
@@ -120,7 +120,7 @@ async def answer_until_done(
                 verdicts += judged.verdicts
                 if any(verdict.refused for verdict in judged.verdicts):
                     await deliver(child, left.pop(0) if left else [])
-            case Done() as done:
+            case RoundReport() as done:
                 assert not left
                 return made, verdicts, done
             case Saved():
@@ -256,7 +256,7 @@ def test_agent_makes_as_many_rounds_as_it_is_told_and_a_sampler_asks_for_nothing
         kinds: list[type] = []
         while not {Finished, Take} & set(kinds):
             kinds.append(type(await child.receive()))
-        round = [Made, Asked, Made, Asked, Done]
+        round = [Made, Asked, Made, Asked, RoundReport]
         assert kinds == [Ready, Saved, *round, *round, Saved, Finished]
 
     assert with_agent(body) == 0
@@ -269,12 +269,12 @@ def test_a_trainer_is_evaluated_before_the_first_round_and_after_the_last_and_te
 
     async def body(child: Child[AgentReport]) -> None:
         await child.send(order)
-        probed, done = list[Probed](), list[Done]()
+        probed, done = list[Probed](), list[RoundReport]()
         while True:
             match await child.receive():
                 case Probed() as one:
                     probed.append(one)
-                case Done() as one:
+                case RoundReport() as one:
                     done.append(one)
                 case Take():
                     await child.send(Delivered())

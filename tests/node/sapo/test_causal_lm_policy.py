@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 
 from shoal.node.sapo.causal_lm_policy import CausalLMPolicy, CausalLMSettings
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings
-from shoal.node.sapo.policy import Rollout, Sample
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.protocol.errors import ConfigError
+from tests.node.sapo.policy_contract import assert_draws_and_scores_as
 from tests.node.sapo.sums import score, sum_task
 
 pytestmark = pytest.mark.skipif(
@@ -93,25 +94,7 @@ def whole_forward(policy: CausalLMPolicy, prompt: tuple[int, ...], completion: l
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_generation_and_log_probs_equal_a_forward_of_each_alone(kind: str, temperature: float) -> None:
     policy = new_policy(kind, temperature=temperature)
-    rollouts = [Rollout(prompt=policy.encode_prompt(text)) for text in PROMPTS for _ in range(4)]
-    generator = torch.Generator().manual_seed(2)
-    steps = iter((False, True))
-    first = policy.extend(rollouts, generator=generator, enough=lambda: next(steps))
-    assert any(not rollout.done for rollout in rollouts)
-    more = policy.extend(rollouts, generator=generator)
-    assert first + more == sum(len(rollout.tokens) for rollout in rollouts)
-    assert len({len(rollout.tokens) for rollout in rollouts}) > 2
-    samples = [Sample(prompt=rollout.prompt, completion=tuple(rollout.tokens)) for rollout in rollouts]
-    found = policy.log_probs(samples)
-    assert found.requires_grad
-    for row, rollout in zip(found.detach(), rollouts, strict=True):
-        assert rollout.done
-        assert 1 not in rollout.tokens[:-1]
-        assert len(rollout.tokens) == 8 or rollout.tokens[-1] == 1
-        expected = whole_forward(policy, rollout.prompt, rollout.tokens)
-        assert torch.allclose(torch.tensor(rollout.log_probs), expected, atol=1e-4)
-        assert torch.allclose(row[: len(expected)], expected, atol=1e-4)
-        assert not row[len(expected) :].any()
+    assert_draws_and_scores_as(partial(whole_forward, policy), policy, PROMPTS, end=1, limit=8, copies=4)
 
 
 def test_text_is_encoded_with_an_end_and_without_special_tokens() -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from shoal.node.sapo.char_policy import END, SPECIAL, CharModelSettings, CharPolicy
+from shoal.node.sapo.char_policy import END, PACKED_SAMPLES, SPECIAL, CharModelSettings, CharPolicy
 from shoal.node.sapo.policy import Rollout, Sample
 from shoal.protocol.errors import ConfigError
+from tests.node.sapo.policy_contract import assert_draws_and_scores_as
 
 SMALL = CharModelSettings(width=16, layers=2, heads=2, prompt_chars=12, completion_tokens=8, alphabet="0123456789+= -")
 PROMPTS = ("1+2=", "7+12=", "0=", "123456789+1=")
@@ -22,7 +25,13 @@ def trained_apart(policy: CharPolicy, *, scale: float = 6.0) -> CharPolicy:
     return policy
 
 
-def whole_forward(policy: CharPolicy, ids: tuple[int, ...]) -> torch.Tensor:
+def whole_forward(policy: CharPolicy, prompt: tuple[int, ...], completion: list[int]) -> torch.Tensor:
+    """Log-probabilities of a completion's tokens: one sequence alone and without a cache."""
+    logs = distributions(policy, (*prompt, *completion))[len(prompt) - 1 :]
+    return logs.gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
+def distributions(policy: CharPolicy, ids: tuple[int, ...]) -> torch.Tensor:
     """Log-probabilities (len(ids) - 1, vocabulary) of each next token, one sequence alone and without a cache."""
     with torch.no_grad():
         logits = policy.model.head(policy.model.hidden(torch.tensor([ids[:-1]])))[0] / policy.settings.temperature
@@ -31,25 +40,13 @@ def whole_forward(policy: CharPolicy, ids: tuple[int, ...]) -> torch.Tensor:
     return torch.log_softmax(logits.masked_fill(~allowed, -math.inf), dim=1)
 
 
-def drawn(policy: CharPolicy, *, copies: int = 4, seed: int = 3) -> list[Rollout]:
-    rollouts = [Rollout(prompt=policy.encode_prompt(text)) for text in PROMPTS for _ in range(copies)]
-    policy.extend(rollouts, generator=torch.Generator().manual_seed(seed))
-    return rollouts
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_generation_with_a_cache_has_the_log_probs_of_a_forward_without(temperature: float) -> None:
-    settings = CharModelSettings(
-        width=16, layers=2, heads=2, prompt_chars=12, completion_tokens=8, temperature=temperature, alphabet="0123+= -"
-    )
+def test_generation_and_log_probs_equal_a_forward_of_each_alone(temperature: float) -> None:
+    settings = replace(SMALL, temperature=temperature)
     policy = trained_apart(CharPolicy(settings, seed=1))
-    rollouts = drawn(policy)
-    for rollout in rollouts:
-        whole = whole_forward(policy, (*rollout.prompt, *rollout.tokens))[len(rollout.prompt) - 1 :]
-        expected = whole.gather(1, torch.tensor(rollout.tokens)[:, None])[:, 0]
-        assert torch.allclose(torch.tensor(rollout.log_probs), expected, atol=1e-5)
-    # A cache in which rows are confused would pass if all rows were alike.
-    assert len({tuple(rollout.tokens) for rollout in rollouts}) > len(rollouts) // 2
+    copies = PACKED_SAMPLES + 4  # more than share a row in training
+    forward = partial(whole_forward, policy)
+    assert_draws_and_scores_as(forward, policy, PROMPTS, end=END, limit=settings.completion_tokens, copies=copies)
 
 
 def test_generation_draws_from_the_distribution_of_the_forward_without_a_cache() -> None:
@@ -57,23 +54,9 @@ def test_generation_draws_from_the_distribution_of_the_forward_without_a_cache()
     prompt = policy.encode_prompt("1+2=")
     rollouts = [Rollout(prompt=prompt) for _ in range(2000)]
     policy.extend(rollouts, generator=torch.Generator().manual_seed(1))
-    expected = whole_forward(policy, (*prompt, END))[-1].exp()
+    expected = distributions(policy, (*prompt, END))[-1].exp()
     counts = torch.bincount(torch.tensor([rollout.tokens[0] for rollout in rollouts]), minlength=len(expected))
     assert torch.allclose(counts / len(rollouts), expected, atol=0.04)
-
-
-def test_log_probs_equal_a_forward_of_each_sample_alone() -> None:
-    policy = trained_apart(CharPolicy(SMALL, seed=4))
-    samples = [
-        Sample(prompt=rollout.prompt, completion=tuple(rollout.tokens)) for rollout in drawn(policy, copies=20, seed=5)
-    ]
-    assert len({len(sample.completion) for sample in samples}) > 1
-    found = policy.log_probs(samples).detach()
-    for row, sample in zip(found, samples, strict=True):
-        whole = whole_forward(policy, (*sample.prompt, *sample.completion))[len(sample.prompt) - 1 :]
-        expected = whole.gather(1, torch.tensor(sample.completion)[:, None])[:, 0]
-        assert torch.allclose(row[: len(expected)], expected, atol=1e-5)
-        assert not row[len(expected) :].any()
 
 
 def test_log_probs_have_the_gradient_of_every_sample() -> None:
@@ -88,40 +71,6 @@ def test_log_probs_have_the_gradient_of_every_sample() -> None:
     assert len(together) == len(apart) == len(policy.parameters())
     for one, other in zip(together, apart, strict=True):
         assert torch.allclose(one, other, atol=1e-4)
-
-
-def test_generation_stops_each_row_at_its_end_token_or_the_limit() -> None:
-    policy = trained_apart(CharPolicy(SMALL, seed=1))
-    rollouts = drawn(policy, copies=20)
-    ended = [rollout for rollout in rollouts if rollout.tokens[-1] == END]
-    cut = [rollout for rollout in rollouts if rollout.tokens[-1] != END]
-    assert ended
-    assert cut
-    assert all(rollout.done and END not in rollout.tokens[:-1] for rollout in rollouts)
-    assert all(len(rollout.tokens) == SMALL.completion_tokens for rollout in cut)
-    assert all(len(rollout.log_probs) == len(rollout.tokens) for rollout in rollouts)
-
-
-def test_generation_goes_on_where_it_was_stopped() -> None:
-    policy = trained_apart(CharPolicy(SMALL, seed=1))
-    rollouts = [Rollout(prompt=policy.encode_prompt(text)) for text in PROMPTS]
-    generator = torch.Generator().manual_seed(1)
-    steps = iter((False, True))
-    first = policy.extend(rollouts, generator=generator, enough=lambda: next(steps))
-    before = [(list(rollout.tokens), list(rollout.log_probs)) for rollout in rollouts]
-    assert first == sum(len(tokens) for tokens, _ in before)
-    assert any(not rollout.done for rollout in rollouts)
-    rollouts.append(Rollout(prompt=policy.encode_prompt("=")))  # a fresh one beside those that go on
-    more = policy.extend(rollouts, generator=generator)
-    assert first + more == sum(len(rollout.tokens) for rollout in rollouts)
-    for rollout, (tokens, log_probs) in zip(rollouts, before, strict=False):
-        assert rollout.tokens[: len(tokens)] == tokens
-        assert rollout.log_probs[: len(tokens)] == log_probs
-    for rollout in rollouts:
-        whole = whole_forward(policy, (*rollout.prompt, *rollout.tokens))[len(rollout.prompt) - 1 :]
-        expected = whole.gather(1, torch.tensor(rollout.tokens)[:, None])[:, 0]
-        assert torch.allclose(torch.tensor(rollout.log_probs), expected, atol=1e-5)
-    assert policy.extend(rollouts, generator=generator) == 0
 
 
 def test_completions_are_encoded_with_an_end_where_there_is_room() -> None:

@@ -1,4 +1,4 @@
-"""An agent's line to its daemon: how long it waits for others' groups, by what its own took."""
+"""An agent's line to its daemon: which groups go out, and how long it waits for others', by what its own took."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from shoal.node.sapo import daemon_line
-from shoal.node.sapo.agent_messages import WAIT_LIMIT_S, Delivered, Order, Take
+from shoal.node.sapo.agent_messages import WAIT_LIMIT_S, Delivered, Made, Order, Take
 from shoal.node.sapo.daemon_line import WORTH_LEAST_S, DaemonSharing, worth_waiting_s
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, decode_group
 from tests.node.sapo.sums import SUMS, foreign_group, sum_task
 from tests.node.sapo.test_agent_process import ME, begin
 
 
 class Line:
-    """A daemon that has no groups of others. takes: what it was asked for."""
+    """A daemon that has no groups of others. heard: what it was told."""
 
     def __init__(self) -> None:
-        self.takes: list[Take] = []
+        self.heard: list[object] = []
 
     def send(self, report: object) -> None:
-        if isinstance(report, Take):
-            self.takes.append(report)
+        self.heard.append(report)
 
     def receive(self) -> Order:
         return Delivered()
@@ -57,11 +57,15 @@ def test_others_groups_are_worth_as_long_as_it_takes_to_draw_as_many(
     assert worth_waiting_s(count, drawn, drawn_s) == worth_s
 
 
+def new_sharing(folder: Path, line: Line) -> DaemonSharing:
+    source = TaskSource([TaskChoice(family=SUMS, config={})])
+    return DaemonSharing(begin(folder), line, source=source, scorer=Scorer(source))  # type: ignore[arg-type]
+
+
 def test_each_round_is_measured_by_its_own_groups_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, line = Clock(), Line()
     monkeypatch.setattr(daemon_line, "time", clock)
-    source = TaskSource([TaskChoice(family=SUMS, config={})])
-    sharing = DaemonSharing(begin(tmp_path), line, source=source, scorer=Scorer(source))  # type: ignore[arg-type]
+    sharing = new_sharing(tmp_path, line)
     own = [foreign_group(sum_task(0, index), ["1", "2"], origin=ME) for index in range(2)]
     sharing.begin_round()
     clock.now_s += 6.0
@@ -70,4 +74,18 @@ def test_each_round_is_measured_by_its_own_groups_alone(tmp_path: Path, monkeypa
     sharing.take(3)
     sharing.begin_round()
     sharing.take(1, wait_s=5.0)
-    assert line.takes == [Take(count=3, limit_s=9.0), Take(count=1, wait_s=5.0, limit_s=None)]
+    takes = [report for report in line.heard if isinstance(report, Take)]
+    assert takes == [Take(count=3, limit_s=9.0), Take(count=1, wait_s=5.0, limit_s=None)]
+
+
+@pytest.mark.parametrize("text", ["9" * (COMPLETION_LIMIT_BYTES + 1), "\ud800"])
+def test_group_with_a_completion_that_cannot_travel_stays_here_and_the_next_one_goes_out(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = Line()
+    texts = (text, "1"), ("1", "2")
+    new_sharing(tmp_path, line).offer([foreign_group(sum_task(0, at), one, origin=ME) for at, one in enumerate(texts)])
+    made = [report for report in line.heard if isinstance(report, Made)]
+    assert [decode_group(one.group).completions for one in made] == [("1", "2")]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("a group is not shared: our own group is out of range: ")

@@ -11,10 +11,11 @@ import pytest
 from shoal.node.loops.external_trainer import Detached
 from shoal.node.loops.loop_daemon import MANIFEST_NAME
 from shoal.node.pipe import Pause, Resume, Stop
+from shoal.node.sapo.agent_messages import RoundReport
 from shoal.node.sapo.char_policy import CharPolicy
 from shoal.node.sapo.following import Following
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.learner import Learner, LearnerSettings, RoundReport
+from shoal.node.sapo.learner import Learner, LearnerSettings
 from shoal.node.training.trainer_messages import Evaluate, Evaluated, WriteInitial
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.manifest import render_manifest

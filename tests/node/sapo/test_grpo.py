@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from shoal.node.sapo.grpo import Batch, ExternalTerms, GrpoSettings, group_advantages, grpo_loss, truncated_weights
+from shoal.node.sapo.grpo import Batch, ExternalTerms, counts, group_advantages, grpo_loss, truncated_weights
 
 ROWS, TOKENS = 12, 5
 
@@ -46,7 +46,7 @@ def reference(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(4))
 def test_loss_and_gradient_equal_a_reference(seed: int) -> None:
     logits, batch = some_batch(seed)
-    loss = grpo_loss(torch.nn.functional.logsigmoid(logits), batch, GrpoSettings())
+    loss = grpo_loss(torch.nn.functional.logsigmoid(logits), batch, tokens=int(batch.mask.sum()))
     (gradient,) = torch.autograd.grad(loss, logits)
     expected = reference(logits, batch)
     (expected_gradient,) = torch.autograd.grad(expected, logits)
@@ -65,7 +65,7 @@ def test_ratio_is_clipped_low_for_bad_and_high_for_good() -> None:
             advantages=torch.full((7,), sign, dtype=torch.float64),
             weights=torch.ones(7, 1, dtype=torch.float64),
         )
-        (gradient,) = torch.autograd.grad(grpo_loss(log_probs, batch, GrpoSettings()), log_probs)
+        (gradient,) = torch.autograd.grad(grpo_loss(log_probs, batch, tokens=7), log_probs)
         assert torch.equal(gradient[:, 0] != 0, moved)
 
 
@@ -74,39 +74,33 @@ def test_ratio_is_clipped_low_for_bad_and_high_for_good() -> None:
     ("terms", "bad", "bad_and_known"), [("naive", True, True), ("positive", False, False), ("tis", False, True)]
 )
 def test_rule_says_which_completions_of_others_count(terms: ExternalTerms, bad: bool, bad_and_known: bool) -> None:
-    settings = GrpoSettings(external=terms)
     for known in (False, True):
-        assert settings.counts(0.25, external=True, drawn=known)
-        assert settings.counts(-0.25, external=False, drawn=known), "one's own always do"
-        assert not settings.counts(0.0, external=True, drawn=known)
-    assert settings.counts(-0.25, external=True, drawn=False) is bad
-    assert settings.counts(-0.25, external=True, drawn=True) is bad_and_known
+        assert counts(terms, 0.25, external=True, drawn=known)
+        assert counts(terms, -0.25, external=False, drawn=known), "one's own always do"
+        assert not counts(terms, 0.0, external=True, drawn=known)
+    assert counts(terms, -0.25, external=True, drawn=False) is bad
+    assert counts(terms, -0.25, external=True, drawn=True) is bad_and_known
 
 
 def test_token_weighs_as_often_as_it_is_more_probable_here_and_twice_at_most() -> None:
     here, there = (torch.tensor(each).log() for each in ([0.1, 0.5, 0.9, 0.3, 1.0], [0.4, 0.5, 0.6, 0.1, 1e-30]))
     expected = [0.25, 1.0, 1.5, 2.0, 2.0]
-    assert truncated_weights(here, there, GrpoSettings()).tolist() == pytest.approx(expected)
-    assert truncated_weights(here, there - 1e30, GrpoSettings()).tolist() == pytest.approx([2.0] * 5)
-    assert truncated_weights(here, there, GrpoSettings(truncation=1.2)).tolist() == pytest.approx(
-        [min(weight, 1.2) for weight in expected]
-    )
+    assert truncated_weights(here, there).tolist() == pytest.approx(expected)
+    assert truncated_weights(here, there - 1e30).tolist() == pytest.approx([2.0] * 5)
 
 
 def test_what_is_behind_a_completion_counts_nothing() -> None:
     logits, batch = some_batch()
     other = logits.detach().clone().masked_fill(~batch.mask, 50.0).requires_grad_()
-    losses = [grpo_loss(torch.nn.functional.logsigmoid(values), batch, GrpoSettings()) for values in (logits, other)]
+    losses = [grpo_loss(torch.nn.functional.logsigmoid(values), batch, tokens=9) for values in (logits, other)]
     assert losses[0].item() == losses[1].item()
 
 
 def test_mean_is_over_the_tokens_that_are_given() -> None:
     logits, batch = some_batch()
     log_probs = torch.nn.functional.logsigmoid(logits)
-    own = grpo_loss(log_probs, batch, GrpoSettings())
-    assert grpo_loss(log_probs, batch, GrpoSettings(), tokens=100).item() == pytest.approx(
-        own.item() * int(batch.mask.sum()) / 100
-    )
+    total = grpo_loss(log_probs, batch, tokens=1).item()
+    assert grpo_loss(log_probs, batch, tokens=100).item() == pytest.approx(total / 100)
 
 
 def test_advantages_are_what_is_above_the_mean_of_the_group() -> None:

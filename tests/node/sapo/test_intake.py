@@ -9,15 +9,15 @@ import pytest
 
 from shoal.lab.bench.sapo_swarm import collect
 from shoal.node.reporting.events import TaskRewards
-from shoal.node.sapo import groups
+from shoal.node.sapo import groups, selection
 from shoal.node.sapo.engine import rewards_by_task
-from shoal.node.sapo.groups import JudgedGroup, rollout_of
+from shoal.node.sapo.groups import JudgedGroup, announced
 from shoal.node.sapo.selection import ATTEMPTS_PER_GROUP, Intake, Verdict, total_bytes
 from shoal.node.sapo.trust import WEIGHTS, Trust
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import Drawn, Reason, Sampling
+from shoal.protocol.rollouts import Drawn, Reason, Sampling, decode_group
 from tests.node.sapo.offering import group_of, new_intake, new_judge, offer_of, peer_id
 
 ALICE, BOB, LIAR = peer_id(1), peer_id(2), peer_id(3)
@@ -111,9 +111,12 @@ def test_liar_costs_a_few_groups_and_is_then_ignored() -> None:
     assert peers.pulled_bytes <= 1.05 * intake.budget.trained_bytes
 
 
-@pytest.mark.parametrize(("allowance", "taken"), [(10.0, 4), (0.0, 2)])
-def test_refused_groups_are_replaced_as_far_as_the_budget_reaches(allowance: float, taken: int) -> None:
-    peers, intake = Peers(), new_intake(allowance=allowance, seed=1)
+@pytest.mark.parametrize(("share", "taken"), [(10.0, 4), (0.0, 2)])
+def test_refused_groups_are_replaced_as_far_as_the_budget_reaches(
+    share: float, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "WASTE_SHARE", share)
+    peers, intake = Peers(), new_intake(seed=1)
     peers.honest(ALICE, 1)
     assert peers.take(intake, 1) == [ALICE]
     peers.honest(ALICE, 4, start=10)
@@ -123,8 +126,9 @@ def test_refused_groups_are_replaced_as_far_as_the_budget_reaches(allowance: flo
     assert peers.pulled_bytes == intake.budget.trained_bytes + intake.budget.wasted_bytes
 
 
-def test_groups_that_do_not_come_are_replaced_free_of_charge() -> None:
-    peers, intake = Peers(), new_intake(allowance=0.0)
+def test_groups_that_do_not_come_are_replaced_free_of_charge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "WASTE_SHARE", 0.0)
+    peers, intake = Peers(), new_intake()
     peers.honest(ALICE, 12)
     for offer in peers.offers[::2]:
         peers.lose(offer)
@@ -211,14 +215,6 @@ def test_draws_are_reproducible() -> None:
     assert taken[0] == taken[1]
 
 
-def test_rollout_of_another_is_not_ours_to_announce() -> None:
-    peers, intake = Peers(), new_intake()
-    peers.honest(ALICE, 1)
-    (group,) = peers.groups(intake, 1)
-    with pytest.raises(LocalError):
-        rollout_of(group, BOB)
-
-
 def test_rollout_goes_out_without_tokens_that_leave_the_text_no_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -230,4 +226,4 @@ def test_rollout_goes_out_without_tokens_that_leave_the_text_no_room(
     taken = len(group.texts) * 24
     for limit_bytes, expected in ((taken, group.sampling), (taken - 1, Sampling(policy="7-gpt"))):
         monkeypatch.setattr(groups, "DRAWN_LIMIT_BYTES", limit_bytes)
-        assert rollout_of(group, ALICE).sampling == expected
+        assert decode_group(announced(group, ALICE)[1]).sampling == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -18,14 +19,11 @@ from shoal.node.sapo.trust import WEIGHTS
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import (
-    Announcement,
     Reason,
     RolloutGroup,
     TaskRef,
-    announce_group,
     assigned_seed,
     digest_of,
-    encode_group,
 )
 from tests.node.sapo.offering import (
     SOURCE,
@@ -35,7 +33,6 @@ from tests.node.sapo.offering import (
     offer_of,
     peer_id,
     right_answer,
-    texts_for,
 )
 from tests.node.sapo.sums import SUMS, Sums, score
 
@@ -72,7 +69,6 @@ def test_honest_group_is_judged_by_own_scores() -> None:
     assert verdict.refused is None
     assert one.texts == group.completions
     assert one.task == SOURCE.draw(SWARM, ALICE, 7, 3)
-    assert one.prompt == one.task.question
     assert (one.origin, one.round, one.policy_version) == (ALICE, 7, 5)
 
 
@@ -201,8 +197,7 @@ def test_group_other_than_announced_is_refused() -> None:
     assert refusal(judge, offer, other) == Reason.FORGED
     relabelled = msgspec.structs.replace(offer.announcement, policy_version=99)
     plain = offer_of(group_of(ALICE, 2))
-    lie = Offer(announcement=relabelled, origin=ALICE, boot=1, sequence=1, arrived=0, order=0)
-    assert refusal(judge, lie, offer_of(group_of(ALICE))[1]) == Reason.MISLABELLED
+    assert refusal(judge, replace(offer, announcement=relabelled), offer_of(group_of(ALICE))[1]) == Reason.MISLABELLED
     assert accepts(judge, *plain)
 
 
@@ -225,15 +220,13 @@ def test_family_that_cannot_be_scored_safely_is_refused_by_name() -> None:
     judge = Judge(swarm_id=SWARM, source=source, score=never)
     task = source.draw(SWARM, ALICE, 0, 0)
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=task.ref, completions=("1", "2"))
-    offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0, order=0)
     assert source.scorable == frozenset()
-    assert refusal(judge, offer, encode_group(group)) == Reason.UNSAFE_FAMILY
+    assert refusal(judge, *first_right(group)) == Reason.UNSAFE_FAMILY
 
 
-def first_right(group: RolloutGroup) -> Announcement:
-    """The group's announcement, with the first completion as the only right one."""
-    rewards = tuple(float(at == 0) for at in range(len(group.completions)))
-    return announce_group(group, encode_group(group), rewards)
+def first_right(group: RolloutGroup) -> tuple[Offer, bytes]:
+    """An offer of the group with the first completion as the only right one."""
+    return offer_of(group, [float(at == 0) for at in range(len(group.completions))])
 
 
 class Broken(Sums):
@@ -250,8 +243,7 @@ def test_generator_that_fails_is_an_unknown_task() -> None:
     judge = Judge(swarm_id=SWARM, source=source, score=score)
     ref = source.table.assigned(SWARM, ALICE, 0, 0)
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=("1", "2"))
-    offer = Offer(announcement=first_right(group), origin=ALICE, boot=1, sequence=1, arrived=0, order=0)
-    assert refusal(judge, offer, encode_group(group)) == Reason.UNKNOWN_TASK
+    assert refusal(judge, *first_right(group)) == Reason.UNKNOWN_TASK
 
 
 def test_a_text_that_is_not_scored_in_time_is_no_wrong_hint() -> None:
@@ -287,13 +279,8 @@ def test_nothing_that_a_peer_sends_raises(
     config = SUMS.make({"most": 9}, 0, 0).ref.config if config is None else config
     ref = TaskRef(family=family, version="1", config=config, seed=seed, index=index)
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=tuple(texts))
-    data = encode_group(group)[:cut]
-    announcement = msgspec.structs.replace(first_right(group), digest=digest_of(data))
-    offer = Offer(announcement=announcement, origin=ALICE, boot=1, sequence=1, arrived=0, order=0)
-    verdict, one = judged(new_judge(), offer, data)
+    offer, whole = first_right(group)
+    data = whole[:cut]
+    announcement = msgspec.structs.replace(offer.announcement, digest=digest_of(data))
+    verdict, one = judged(new_judge(), replace(offer, announcement=announcement), data)
     assert (one is None) == (verdict.refused is not None)
-
-
-def test_texts_for_earns_what_it_says() -> None:
-    task = SOURCE.draw(SWARM, ALICE, 0, 0)
-    assert score([(task, text) for text in texts_for(task, (1.0, 0.0))]) == [1.0, 0.0]

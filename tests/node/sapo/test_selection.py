@@ -9,9 +9,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from shoal.node.sapo.selection import ByteBudget, SelectionSettings, Selector, Weighting
+from shoal.node.sapo.selection import OFFERS_PER_ORIGIN, ByteBudget, Selector, Weighting
 from shoal.node.sapo.trust import WEIGHTS, Trust
-from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import Reason, TaskRef
@@ -24,26 +23,28 @@ def offer(index: int, *, by: PeerId = ALICE, rewards: tuple[float, ...] = (1.0, 
     return offer_of(group_of(by, index, rewards=rewards), arrived=at)[0]
 
 
-def new_selector(settings: SelectionSettings | None = None, *, trust: Trust | None = None) -> Selector:
-    return Selector(TASKS, trust or Trust(), settings)
+def new_selector(*, trust: Trust | None = None, weighting: Weighting = "uniform") -> Selector:
+    return Selector(TASKS, trust or Trust(), weighting=weighting, staleness_rounds=4)
 
 
 def test_groups_without_variance_are_dropped_before_sampling() -> None:
     selector = new_selector()
     flat = [offer(index, rewards=(1.0, 1.0)) for index in range(50)] + [offer(99, rewards=(0.0, 0.0))]
     varied = [offer(index, by=BOB) for index in range(4)]
+    rejected = Counter[Reason]()
     for round_number in range(3):
-        eligible = selector.eligible(flat + varied, round_number=round_number, used=())
+        eligible, left_out = selector.eligible(flat + varied, round_number=round_number, used=())
+        rejected += left_out
         assert eligible == varied
         assert sorted(map(id, selector.draw(eligible, 4, random.Random(round_number)))) == sorted(map(id, varied))
-    assert selector.rejected == {Reason.NO_VARIANCE: 51}  # each once, however long it is offered
+    assert rejected == {Reason.NO_VARIANCE: 51}  # each once, however long it is offered
 
 
 def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
     trust = Trust()
     for _ in range(4):
         trust.fault(BOB, Reason.HINT)
-    selector = new_selector(SelectionSettings(staleness_rounds=4), trust=trust)
+    selector = new_selector(trust=trust)
     fresh, used = offer(0, at=6), offer(3, at=6)
     offers = [
         fresh,
@@ -54,24 +55,18 @@ def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
         about(offer(6, at=6), msgspec.structs.replace(group_of(ALICE, 6).task, seed=1)),
         about(offer(7, at=6), msgspec.structs.replace(group_of(ALICE, 7).task, family="other")),
     ]
-    for _ in range(2):
-        assert selector.eligible(offers, round_number=10, used={used.digest}) == [fresh]
-    assert selector.rejected == {
-        Reason.STALE: 1,
-        Reason.IGNORED: 1,
-        Reason.NO_VARIANCE: 1,
-        Reason.FOREIGN_TASK: 1,
-        Reason.UNSAFE_FAMILY: 1,
-    }
+    reasons = (Reason.STALE, Reason.IGNORED, Reason.NO_VARIANCE, Reason.FOREIGN_TASK, Reason.UNSAFE_FAMILY)
+    assert selector.eligible(offers, round_number=10, used={used.digest}) == ([fresh], dict.fromkeys(reasons, 1))
+    assert selector.eligible(offers, round_number=10, used={used.digest}) == ([fresh], {})
     assert trust.demerits(ALICE) == WEIGHTS[Reason.FOREIGN_TASK]  # once
 
 
 def test_peer_that_offers_more_is_not_chosen_more() -> None:
-    selector = new_selector(SelectionSettings(offers_per_origin=3))
-    flood = [offer(index) for index in range(100)]
+    selector = new_selector()
+    flood = [offer(index) for index in range(2 * OFFERS_PER_ORIGIN)]
     few = [offer(index, by=BOB) for index in range(3)]
-    assert selector.eligible(flood[:50] + few + flood[50:], round_number=0, used=()) == few + flood[-3:]
-    assert not selector.rejected
+    offers = flood[:50] + few + flood[50:]
+    assert selector.eligible(offers, round_number=0, used=()) == (few + flood[-OFFERS_PER_ORIGIN:], {})
 
 
 def about(one: Offer, task: TaskRef) -> Offer:
@@ -80,7 +75,7 @@ def about(one: Offer, task: TaskRef) -> Offer:
 
 
 def draws(weighting: Weighting, count: int) -> Counter[int]:
-    selector = new_selector(SelectionSettings(weighting=weighting))
+    selector = new_selector(weighting=weighting)
     # Announced variances: 0.25, 0.1875 and 0.1094.
     rewards = [(1.0, 0.0), (1.0, 0.0, 0.0, 0.0), (1.0,) + (0.0,) * 7]
     offers = [offer(index, rewards=one) for index, one in enumerate(rewards)]
@@ -92,17 +87,17 @@ def test_uniform_draw_is_uniform() -> None:
     assert all(abs(times - 1000) < 100 for times in draws("uniform", 3000).values())
 
 
-def test_informative_draw_follows_the_announced_variance() -> None:
-    times = draws("informative", 3000)
+def test_weighted_draw_follows_the_announced_variance() -> None:
+    times = draws("weighted", 3000)
     total = 0.25 + 0.1875 + 0.109375
     assert [times[at] / 3000 for at in range(3)] == pytest.approx(
         [0.25 / total, 0.1875 / total, 0.109375 / total], abs=0.03
     )
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "informative"])
+@pytest.mark.parametrize("weighting", ["uniform", "weighted"])
 def test_draw_repeats_nothing_and_takes_what_there_is(weighting: Weighting) -> None:
-    selector = new_selector(SelectionSettings(weighting=weighting))
+    selector = new_selector(weighting=weighting)
     offers = [offer(index) for index in range(5)]
     for count in (0, 3, 5, 9):
         drawn = selector.draw(offers, count, random.Random(count))
@@ -110,7 +105,7 @@ def test_draw_repeats_nothing_and_takes_what_there_is(weighting: Weighting) -> N
 
 
 def test_budget_lets_replacements_through_up_to_its_share() -> None:
-    budget = ByteBudget(0.05)
+    budget = ByteBudget()
     assert not budget.allows(1)
     budget.note(10_000, trained=True)
     assert budget.allows(500)
@@ -119,10 +114,3 @@ def test_budget_lets_replacements_through_up_to_its_share() -> None:
     assert budget.allows(200)
     assert not budget.allows(201)
     assert (budget.trained_bytes, budget.wasted_bytes) == (10_000, 300)
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(LocalError):
-        SelectionSettings(staleness_rounds=-1)
-    with pytest.raises(LocalError):
-        SelectionSettings(offers_per_origin=0)

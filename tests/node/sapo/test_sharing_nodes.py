@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import pytest
 import trio
 
+from shoal.node.sapo import trust
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.selection import total_bytes
-from shoal.node.sapo.trust import Trust, TrustSettings
+from shoal.node.sapo.trust import Trust
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import BookLimits
 from shoal.protocol.rollouts import (
@@ -38,10 +39,8 @@ LOCAL, EXTERNAL = 6, 4
 class Agent(Node):
     """A node that offers groups of its own and takes others' through an intake."""
 
-    trust_settings: TrustSettings = field(default_factory=TrustSettings)
-
     def __post_init__(self) -> None:
-        self.trust = Trust(self.trust_settings)
+        self.trust = Trust()
         self.intake = new_intake(seed=self.seed, trust=self.trust)
         self.judge = new_judge()
         self.taken: list[JudgedGroup] = []
@@ -153,11 +152,13 @@ class Attacker(Agent):
 
 
 @pytest.mark.parametrize("ignored_at", [4.0, 1e9])
-async def test_attacker_is_found_out_and_ignored_while_honest_groups_go_on(ignored_at: float) -> None:
+async def test_attacker_is_found_out_and_ignored_while_honest_groups_go_on(
+    ignored_at: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a bound out of reach every kind of attack is seen, round after round."""
     limits = ExchangeLimits(book=BookLimits(per_second=20.0, burst=60.0))
-    settings = TrustSettings(ignored_at=ignored_at)
-    agents = [Agent(seed, trust_settings=settings, limits=limits) for seed in (1, 2, 3)]
+    monkeypatch.setattr(trust, "IGNORED_AT", ignored_at)
+    agents = [Agent(seed, limits=limits) for seed in (1, 2, 3)]
     attacker = Attacker(9)
 
     async def attack(round_number: int) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.node.sapo import trust as trust_module
-from shoal.node.sapo.trust import WEIGHTS, Trust, TrustSettings
-from shoal.protocol.errors import LocalError
+from shoal.node.sapo.trust import HALF_LIFE_ROUNDS, WEIGHTS, Trust
 from shoal.protocol.rollouts import Reason
 from tests.node.sapo.offering import peer_id
 
@@ -26,12 +25,12 @@ def test_liar_is_ignored_after_four_lies_and_nobody_else() -> None:
 
 
 def test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter() -> None:
-    trust = Trust(TrustSettings(ignored_at=4.0, half_life=10.0))
+    trust = Trust()
     for _ in range(4):
         trust.fault(ALICE, Reason.HINT)
-    trust.advance(9)
+    trust.advance(int(HALF_LIFE_ROUNDS) - 1)
     assert trust.ignored(ALICE)
-    trust.advance(10)
+    trust.advance(int(HALF_LIFE_ROUNDS))
     assert trust.demerits(ALICE) == pytest.approx(2.0)
     assert not trust.ignored(ALICE)
     trust.fault(ALICE, Reason.HINT)
@@ -41,11 +40,11 @@ def test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter() -> None
 
 
 def test_flood_does_not_put_a_peer_out_for_ever() -> None:
-    trust = Trust(TrustSettings(ignored_at=4.0, half_life=10.0))
+    trust = Trust()
     for _ in range(100_000):
         trust.fault(ALICE, Reason.FORGED)
     assert trust.demerits(ALICE) == 16.0
-    trust.advance(31)
+    trust.advance(int(3.1 * HALF_LIFE_ROUNDS))
     assert not trust.ignored(ALICE)
 
 
@@ -74,9 +73,3 @@ def test_peers_are_bounded_and_the_best_make_room(monkeypatch: pytest.MonkeyPatc
     trust.fault(BOB, Reason.QUOTA)
     trust.fault(CAROL, Reason.HINT)
     assert [trust.demerits(peer) for peer in (ALICE, BOB, CAROL)] == [2.0, 0.0, 1.0]
-
-
-def test_settings_are_checked() -> None:
-    for wrong in ({"ignored_at": 0.0}, {"half_life": 0.0}, {"good": -1.0}):
-        with pytest.raises(LocalError):
-            TrustSettings(**wrong)

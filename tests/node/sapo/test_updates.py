@@ -9,7 +9,7 @@ import torch
 
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.generation import GeneratedGroup
-from shoal.node.sapo.grpo import Batch, ExternalTerms, GrpoSettings, grpo_loss
+from shoal.node.sapo.grpo import Batch, ExternalTerms, grpo_loss
 from shoal.node.sapo.policy import Rollout, Sample, completion_mask
 from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
 from shoal.protocol.rollouts import Drawn, Sampling
@@ -50,7 +50,7 @@ def weight(row: Row, at: int, here: float, terms: str) -> float:
     return float(row.advantage > 0)
 
 
-def plain_update(policy: CharPolicy, rows: list[Row], settings: GrpoSettings) -> None:
+def plain_update(policy: CharPolicy, rows: list[Row], terms: ExternalTerms) -> None:
     """One update over all rows, those without gradient too, token by token as the formula has it."""
     samples = [row.sample for row in rows]
     with torch.no_grad():
@@ -58,7 +58,7 @@ def plain_update(policy: CharPolicy, rows: list[Row], settings: GrpoSettings) ->
     weights = torch.zeros_like(old)
     for at, row in enumerate(rows):
         for token in range(len(row.sample.completion)):
-            weights[at, token] = weight(row, token, float(old[at, token]), settings.external)
+            weights[at, token] = weight(row, token, float(old[at, token]), terms)
         if row.drawn is not None and not row.external:
             old[at, : len(row.drawn)] = torch.tensor(row.drawn)
     batch = Batch(
@@ -68,7 +68,7 @@ def plain_update(policy: CharPolicy, rows: list[Row], settings: GrpoSettings) ->
         weights=weights,
     )
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, eps=1e-3)
-    grpo_loss(policy.log_probs(samples), batch, settings).backward()  # type: ignore[no-untyped-call]
+    grpo_loss(policy.log_probs(samples), batch, tokens=int(batch.mask.sum())).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
 
@@ -85,9 +85,8 @@ def _smooth_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_update_is_that_of_the_whole_batch_though_rows_without_gradient_are_left_out(terms: ExternalTerms) -> None:
     policies = [CharPolicy(SETTINGS, seed=1) for _ in range(2)]
     rows = some_rows(policies[0])
-    settings = UpdateSettings(learning_rate=RATE, grpo=GrpoSettings(external=terms))
-    Updater(policies[0], settings).train(rows)
-    plain_update(policies[1], rows, settings.grpo)
+    Updater(policies[0], UpdateSettings(learning_rate=RATE, terms=terms)).train(rows)
+    plain_update(policies[1], rows, terms)
     fresh = CharPolicy(SETTINGS, seed=1)
     for one, other, before in zip(*(policy.parameters() for policy in (*policies, fresh)), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
@@ -114,7 +113,7 @@ def test_anothers_text_gets_this_policys_tokens_and_end() -> None:
     assert [row.sample.completion for row in rows] == [policy.encode_completion(text) for text in group.texts]
     assert [len(row.sample.completion) for row in rows] == [2, 6, 6, 1]
     assert all(
-        row.sample.prompt == policy.encode_prompt(group.prompt) and (row.drawn, row.external) == (None, True)
+        row.sample.prompt == policy.encode_prompt(group.task.question) and (row.drawn, row.external) == (None, True)
         for row in rows
     )
     assert external_rows(foreign_group(sum_task(0, 0), ["7", "seven"]), policy) is None
