@@ -25,12 +25,12 @@ from shoal.node.reporting.events import Certified, Failed, Holding, RoundEnded
 from shoal.protocol.errors import NetworkError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.testnet.check import Check, Witness, check_swarm
+from shoal.testnet.check import Check, check_swarm
 from shoal.testnet.faults import FaultRecord, kill
 from shoal.testnet.fleet import Fleet
 from shoal.testnet.links.namespaces import Network
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
-from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
+from shoal.testnet.run_record import NodeFacts, RunRecord, settle
 from shoal.testnet.scenario import Scenario
 
 LOG_SHOWN_CHARS: Final = 600
@@ -172,11 +172,7 @@ class Swarm(Fleet):
 
     def check(self, record: RunRecord) -> Check:
         """Recompute every certified round from what the nodes kept. Blocks."""
-        witnesses = [
-            Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(record, n.index))
-            for n in self.nodes
-        ]
-        return check_swarm(witnesses, record.certified_rounds())
+        return check_swarm(settle(record, self.witnesses), record.certified_rounds())
 
     def _crashed(self) -> NodeProcess | None:
         return next((one for one in self.nodes if one.lives and not one.alive and one.struck is None), None)

@@ -27,7 +27,7 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
 from shoal.lab.bench.hostile_member import TOLD_SUFFIX
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
-from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
+from shoal.lab.bench.hostile_verdict import problems_of
 from shoal.lab.case import Case
 from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s
 from shoal.lab.waiting_workload import WORKLOAD_NAME
@@ -35,6 +35,7 @@ from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.testnet.check import check_swarm
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
 MODEL: Final = {"inputs": 256, "outputs": 128}
@@ -230,7 +231,7 @@ def _result(
         recovered_s=recovered_s,
         taken_over=bool(problems),
         problems=problems,
-        wrong_values=wrong_values_of([(node.peer_id, node.folder) for node in swarm.nodes], rounds),
+        wrong_values=check_swarm(swarm.witnesses, rounds).wrong_values,
         ended=ended,
         undisturbed=undisturbed,
         disturbed=disturbed,

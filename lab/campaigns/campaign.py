@@ -174,7 +174,7 @@ class _Course:
             await swarm.begin()
             gate = await swarm.gather(after=1)
         except NetworkError as error:
-            await self._record(swarm, RunRecord(run=runs.pop(0), unrecovered=1, problems=(str(error),)))
+            await self._record(swarm, RunRecord(run=runs.pop(0), trouble=str(error)))
         while runs and gate is not None:
             self.calm_s[swarm.group.name] = round(swarm.calm_s, 3)
             gate = await self._do(swarm, runs.pop(0), gate)
@@ -184,11 +184,11 @@ class _Course:
         await trio.to_thread.run_sync(swarm.forget, gate)
         attempt = _Attempt(swarm, run, gate)
         following = None
-        trouble: tuple[str, ...] = ()
+        trouble: str | None = None
         try:
             following = await attempt.carry_out()
         except NetworkError as error:
-            trouble = (str(error),)
+            trouble = str(error)
         last = gate if following is None else following - 1
         record = await trio.to_thread.run_sync(attempt.record, last, trouble)
         await self._record(swarm, record)
@@ -210,7 +210,7 @@ class _Course:
         again += " --short" if campaign.short else ""
         with disk_errors(folder):
             folder.mkdir(parents=True)
-            content = msgspec.to_builtins(record) | {"again": again}
+            content = msgspec.to_builtins(record) | {"problems": record.problems, "again": again}
             (folder / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
             shutil.copy(swarm.folder / "swarm.toml", folder)
             for node in swarm.nodes:
@@ -273,7 +273,7 @@ class _Attempt:
             self._bound_s + CERTIFY_SLACK_S,
         )
 
-    def record(self, last: int, trouble: tuple[str, ...]) -> RunRecord:
+    def record(self, last: int, trouble: str | None) -> RunRecord:
         """Judge the rounds up to `last`, and return the run's record. Blocks."""
         strike = self._fault.strike
         struck = frozenset(n.index for n in self._swarm.nodes if n not in self._fault.survivors)
@@ -286,7 +286,6 @@ class _Attempt:
             bound_s=self._bound_s,
             codec=self._run.group.codec,
         )
-        found = examine(self._swarm.members, window)
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
         round_s = statistics.median(ends) - self._released_at - strike.held_s if ends else None
         return RunRecord(
@@ -297,16 +296,8 @@ class _Attempt:
             struck_at=strike.at,
             round_s=round_s,
             delay_s=None if round_s is None else round_s - self._calm_s,
-            evicted=found.evicted,
-            coverage=found.coverage,
             whole_s=self._whole_s,
             bound_s=self._bound_s,
-            rounds_checked=found.rounds_checked,
-            wrong_values=found.wrong_values,
-            forks=found.forks,
-            broken_votes=found.broken_votes,
-            late_rounds=found.late_rounds,
-            unverified=found.unverified,
-            unrecovered=int(bool(trouble)),
-            problems=(*trouble, *found.problems),
+            found=examine(self._swarm.witnesses, window),
+            trouble=trouble,
         )

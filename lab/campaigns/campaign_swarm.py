@@ -19,7 +19,6 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.lab.campaigns.campaign_check import Member
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.fleet import START_DEADLINE_S, Swarm
 from shoal.lab.waiting_workload import WORKLOAD_NAME as PACED_REGRESSION
@@ -77,11 +76,6 @@ class LivingSwarm(Swarm):
         manifest = partial(manifest_of or campaign_manifest, group, seed)
         super().__init__(folder, group.peers, manifest, network=network, runtime=runtime)
         self._calm_s: list[float] = []
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The nodes as the check knows them."""
-        return tuple(Member(index=n.index, peer_id=n.peer_id, folder=n.folder) for n in self.nodes)
 
     @property
     def calm_s(self) -> float:

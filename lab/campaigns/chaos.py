@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from shoal.lab.campaigns.campaign_check import Member, broken_votes, load_per_core, machine_s, round_bound_s
+from shoal.lab.campaigns.campaign_check import broken_votes, load_per_core, machine_s, round_bound_s
 from shoal.lab.campaigns.chaos_plan import SCENARIO_LIMIT, draw_scenario
 from shoal.lab.campaigns.chaos_report import (
     ChaosReport,
@@ -27,9 +27,9 @@ from shoal.lab.campaigns.chaos_report import (
     report_of,
     to_json,
 )
-from shoal.node.reporting.event_files import LOG_NAME
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
+from shoal.testnet.check import Witness
 from shoal.testnet.links.namespaces import why_not
 from shoal.testnet.reports.report import Report
 from shoal.testnet.run_folder import replace_earlier_run, write_reports
@@ -122,7 +122,7 @@ def _write(report: ChaosReport, out: Path) -> None:
 def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
     """Judge a scenario by its report and what its nodes left in `folder`. Blocks."""
     load = load_per_core()
-    broken = [line for member in _members(report, folder) for line in broken_votes(member, 1, ROUND_LIMIT)]
+    broken = [line for node in _witnesses(report, folder) for line in broken_votes(node, 1, ROUND_LIMIT)]
     bound_s = bound_of(report, load)
     longest_s, late = late_rounds(report, bound_s)
     return ScenarioRecord(
@@ -145,12 +145,10 @@ def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
     )
 
 
-def _members(report: Report, folder: Path) -> list[Member]:
-    folders = {node.index: folder / "nodes" / str(node.index) for node in report.nodes}
+def _witnesses(report: Report, folder: Path) -> list[Witness]:
     return [
-        Member(index=node.index, peer_id=PeerId(node.peer_id), folder=folders[node.index])
+        Witness(index=node.index, peer_id=PeerId(node.peer_id), folder=folder / "nodes" / str(node.index))
         for node in report.nodes
-        if (folders[node.index] / LOG_NAME).exists()
     ]
 
 

@@ -25,13 +25,12 @@ import trio
 from shoal.lab.campaigns.campaign_check import broken_votes, load_per_core, machine_s, round_bound_s
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
+from shoal.lab.campaigns.rounds import RoundJudge
 from shoal.lab.campaigns.soak_faults import inject_fault
 from shoal.lab.campaigns.soak_measures import Sample, judge, look_at_folder, look_at_processes, unjudged
 from shoal.lab.campaigns.soak_plan import AWAY_S, KINDS, LINKED, SoakFault, draw_faults, steady_of
 from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, to_json
-from shoal.lab.campaigns.soak_rounds import RoundJudge
 from shoal.lab.waiting_workload import WORKLOAD_NAME
-from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -129,7 +128,7 @@ class _Course:
         self._on_strike = on_strike
         self._samples: list[Sample] = []
         self._records: list[SoakFaultRecord] = []
-        self._rounds = RoundJudge(swarm.members, swarm.journal)
+        self._rounds = RoundJudge(swarm.witnesses, swarm.journal)
         self._trouble: str | None = None
         self._load = 0.0
         self._began = self._ended = time.monotonic()
@@ -246,8 +245,7 @@ class _Course:
         seconds = self._ended - self._began
         steady = steady_of(soak.nodes)
         verdicts = judge(self._samples, seconds=seconds, steady=steady)
-        members = [m for m in self._swarm.members if (m.folder / LOG_NAME).exists()]
-        broken = [line for member in members for line in broken_votes(member, 1, ROUND_LIMIT)]
+        broken = [line for node in self._swarm.witnesses for line in broken_votes(node, 1, ROUND_LIMIT)]
         problems = [*rounds.problems, *broken, *unjudged(verdicts, nodes=soak.nodes, steady=steady)]
         problems += [f"fault {r.strike.number}: {r.error}" for r in self._records if r.error is not None]
         problems += self._restarted(steady)

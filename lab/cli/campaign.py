@@ -73,11 +73,11 @@ def run_line(record: RunRecord, runs: int) -> str:
     parts = [record.struck or record.run.kind]
     if record.delay_s is not None:
         parts.append(f"round {record.round} {record.delay_s:+.2f} s of at most {record.bound_s:.1f} s")
-    if record.evicted:
-        parts.append(f"went on without {count(record.evicted, 'survivor')}")
+    if record.found.evicted:
+        parts.append(f"went on without {count(record.found.evicted, 'survivor')}")
     if record.whole_s is not None:
         parts.append(f"whole after {record.whole_s:.1f} s")
-    parts.append("FAILED" if record.failed else f"{count(record.rounds_checked, 'round')} exact")
+    parts.append("FAILED" if record.failed else f"{count(record.found.rounds_checked, 'round')} exact")
     return f"run {record.run.number} of {runs}, {record.run.group.name}: {', '.join(parts)}"
 
 
