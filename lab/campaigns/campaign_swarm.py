@@ -22,17 +22,16 @@ import trio
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.fleet import START_DEADLINE_S, Swarm
 from shoal.lab.waiting_workload import WORKLOAD_NAME as PACED_REGRESSION
-from shoal.node.control_client import JsonValue, request
 from shoal.node.options import Hold
 from shoal.node.reporting.events import CaughtUp, Certified, Holding, Linked, Listening, RoundStarted
 from shoal.node.state.store import read_records
 from shoal.protocol.certificate import genesis
-from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import Certificate, Value
 from shoal.testnet.links.namespaces import Network
-from shoal.testnet.nodes import CONTROL_DEADLINE_S, NodeProcess, Runtime
+from shoal.testnet.nodes import NodeProcess, Runtime
 
 CHUNK_VALUES: Final = 4096
 MODEL: Final = {"inputs": 320, "outputs": 256}
@@ -99,24 +98,13 @@ class LivingSwarm(Swarm):
 
     # -- orders ----------------------------------------------------------------------------------------------
 
-    async def order(self, node: NodeProcess, op: str, *arguments: str) -> dict[str, JsonValue]:
-        """Ask a node for one thing. Raises NetworkError if it is not there or says no; cancellation abandons it."""
-
-        def ask() -> dict[str, JsonValue]:
-            return request(node.folder, op, *arguments, deadline_s=CONTROL_DEADLINE_S)
-
-        try:
-            return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
-        except (NetworkError, ConfigError, ShoalError) as error:
-            raise NetworkError(f"node {node.index} did not {op}: {error}") from error
-
-    async def order_all(self, nodes: Iterable[NodeProcess], op: str, *arguments: str) -> None:
-        """Ask several nodes for the same at once, and all of them. Raises as `order` does."""
+    async def ask_all(self, nodes: Iterable[NodeProcess], op: str, *arguments: str) -> None:
+        """Ask several nodes for the same at once, and all of them. Raises NetworkError as `NodeProcess.ask` does."""
         failed: list[NetworkError] = []
 
         async def ask(node: NodeProcess) -> None:
             try:
-                await self.order(node, op, *arguments)
+                await node.ask(op, *arguments)
             except NetworkError as error:
                 failed.append(error)
 
@@ -128,8 +116,8 @@ class LivingSwarm(Swarm):
 
     async def release(self, nodes: Collection[NodeProcess]) -> None:
         """Let nodes go on, and hold nowhere."""
-        await self.order_all(nodes, "hold")
-        await self.order_all(nodes, "release")
+        await self.ask_all(nodes, "hold")
+        await self.ask_all(nodes, "release")
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -150,7 +138,7 @@ class LivingSwarm(Swarm):
     async def stand_still(self, nodes: Collection[NodeProcess]) -> None:
         """Let nodes hold where one of the next rounds begins, as soon as they come there. Raises NetworkError."""
         gate = max(event.round for event in self.journal.of(Certified)) + AHEAD
-        await self.order_all(nodes, "hold", f"{gate}:train")
+        await self.ask_all(nodes, "hold", f"{gate}:train")
 
     def under_way(self, node: NodeProcess) -> bool:
         """True if the present process of a node has begun a round."""
@@ -165,7 +153,7 @@ class LivingSwarm(Swarm):
         for _ in range(GATHER_TRIES_LIMIT):
             await self.until(partial(self.whole, after), "all contribute again", WHOLE_DEADLINE_S)
             gate = max(event.round for event in self.journal.of(Certified)) + AHEAD
-            await self.order_all(self.nodes, "hold", f"{gate}:train")
+            await self.ask_all(self.nodes, "hold", f"{gate}:train")
             with trio.move_on_after(GATHER_DEADLINE_S):
                 await self.until(partial(self._all_hold, gate), f"all begin round {gate}", START_DEADLINE_S)
             if self._all_hold(gate) and self._contributed(gate - 1):
