@@ -212,13 +212,12 @@ def _not_made(logs: Sequence[NodeLog], rounds: Iterable[Mapping[str, int]]) -> i
 
 
 def to_document(result: GoodputResult) -> dict[str, object]:
-    """One result under the names of its fields, its rows, and what others read of it by name."""
+    """One result under the names of its fields, and what others read of it by name."""
     return {
         "goodput": result.account.of_up,
         "restart_goodput": result.parallel_of_up,
         "tokens": result.steps_certified,
         **msgspec.to_builtins(result, enc_hook=str),
-        "rows": msgspec.to_builtins(result.rows),
     }
 
 

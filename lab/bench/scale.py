@@ -25,7 +25,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import msgspec
 import trio
 
 from shoal.cli.render import ShowNow
@@ -386,9 +385,4 @@ def run(bench: ScaleBench, tell: ShowNow) -> ScaleResult:
         return trio.run(_measure, bench, Path(name), tell)
 
 
-def to_document(result: ScaleResult) -> dict[str, object]:
-    """The result under the names of its fields, and the rows."""
-    return {**msgspec.to_builtins(result, str_keys=True), "rows": msgspec.to_builtins(result.rows)}
-
-
-CASE: Final = Case(spec=ScaleBench, run=run, document=to_document)
+CASE: Final = Case(spec=ScaleBench, run=run)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.cli.main import execute
-from shoal.lab.bench.scale import CASE, scale_manifest, to_document
+from shoal.lab.bench.scale import CASE, scale_manifest
 from shoal.lab.bench.scale_rows import (
     Away,
     Look,
@@ -283,9 +283,8 @@ def test_a_voter_has_a_target_of_control_where_one_was_set_and_only_where_the_pr
 
 
 def test_result_is_told_whole() -> None:
-    document = json.loads(msgspec.json.encode(to_document(msgspec.structs.replace(HELD, missed={3: (2, 4)}))))
+    document = json.loads(msgspec.json.encode(CASE.document(msgspec.structs.replace(HELD, missed={3: (2, 4)}))))
     assert (document["missed"], document["struck"]["means"]) == ({"3": [2, 4]}, "a cgroup's quota")
-    assert len(document["rows"]) == len(HELD.rows)
     told = {name.strip(): text for name, _, text in (line.partition("  ") for line in CASE.told(HELD))}
     assert {name: told[name].strip() for name in ("bench.held", "struck.means", "not_default")} == {
         "bench.held": "4", "struck.means": "a cgroup's quota", "not_default": "sync.codec = fp32"
