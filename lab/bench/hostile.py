@@ -100,12 +100,12 @@ class HostileSwarm(Swarm):
         async with self.owned():
             await self.start()
             deadline_s = START_DEADLINE_S + WARM_UP_ROUNDS * SLACK * self.bench.round_s
-            await self.until(lambda: all(map(self._takes_part, self.nodes)), "all nodes train together", deadline_s)
+            await self.until(
+                lambda: all(self.common_rounds(node) >= WARM_UP_ROUNDS for node in self.nodes),
+                "all nodes train together",
+                deadline_s,
+            )
             yield
-
-    def _takes_part(self, node: NodeProcess) -> bool:
-        rounds = self.journal.of(Certified, node.index)
-        return sum(one.contributors == len(self.nodes) for one in rounds) >= WARM_UP_ROUNDS
 
     # -- what is measured ------------------------------------------------------------------------------------
 

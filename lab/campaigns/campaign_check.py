@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -51,11 +50,6 @@ def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float
 def machine_s(load: float) -> float:
     """Seconds to add to a bound for a load of so many runnable processes a core: MACHINE_S for each one too many."""
     return MACHINE_S * max(0.0, load - 1.0)
-
-
-def load_per_core() -> float:
-    """Number of runnable processes a core on this machine, over the last minute."""
-    return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,7 +196,7 @@ class Fault:
                 await self._strike("continue", node)
             await swarm.release([node])
         if quiet:
-            await swarm.until(lambda: all(map(swarm.under_way, killed)), "who was killed is back", START_DEADLINE_S)
+            await swarm.until(lambda: all(map(swarm.began_round, killed)), "who was killed is back", START_DEADLINE_S)
             await swarm.release(quiet)
 
 

@@ -20,10 +20,9 @@ import msgspec
 import trio
 
 from shoal.lab.campaigns.campaign_plan import Group
-from shoal.lab.fleet import START_DEADLINE_S, Swarm
+from shoal.lab.fleet import START_DEADLINE_S, TOGETHER, Swarm
 from shoal.lab.waiting_workload import WORKLOAD_NAME as PACED_REGRESSION
-from shoal.node.options import Hold
-from shoal.node.reporting.events import CaughtUp, Certified, Holding, Linked, Listening, RoundStarted
+from shoal.node.reporting.events import CaughtUp, Certified, Listening, RoundStarted
 from shoal.node.state.store import read_records
 from shoal.protocol.certificate import genesis
 from shoal.protocol.errors import NetworkError
@@ -83,14 +82,9 @@ class LivingSwarm(Swarm):
 
     async def begin(self) -> None:
         """Start all nodes and let them begin together. Raises NetworkError if they do not come up."""
-        await self.start(holds=(Hold(round=1, phase="train"),))
-        await self.until(self._all_linked, "all nodes are up and linked", START_DEADLINE_S)
+        await self.start(holds=(TOGETHER,))
+        await self.until(lambda: self.all_wait() and self.all_linked(), "all nodes are up and linked", START_DEADLINE_S)
         await self.release(self.nodes)
-
-    def _all_linked(self) -> bool:
-        linked = [entry.node for entry in self.journal.entries if isinstance(entry.event, Linked)]
-        holding = {entry.node for entry in self.journal.entries if isinstance(entry.event, Holding)}
-        return all(linked.count(n.index) >= self.group.peers - 1 and n.index in holding for n in self.nodes)
 
     async def join(self, index: int) -> None:
         """Start a node again (see `revive`)."""
@@ -121,28 +115,15 @@ class LivingSwarm(Swarm):
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def certificate(self, node: NodeProcess, round: int) -> Certified | None:
-        """Event that a node logged when it certified a round; None if it did not."""
-        return next((e for e in self.journal.of(Certified, node.index) if e.round == round), None)
-
     def is_past(self, node: NodeProcess, round: int) -> bool:
         """True if a node has the state after this round, computed by itself or, where it was evicted, fetched."""
         caught_up = any(event.round >= round for event in self.journal.of(CaughtUp, node.index))
         return caught_up or self.certificate(node, round) is not None
 
-    def holding(self, node: NodeProcess, round: int, phase: str) -> Holding | None:
-        """Event that a node logged when it began to hold there; None if it did not."""
-        events = self.journal.of(Holding, node.index)
-        return next((e for e in events if (e.round, e.phase) == (round, phase)), None)
-
     async def stand_still(self, nodes: Collection[NodeProcess]) -> None:
         """Let nodes hold where one of the next rounds begins, as soon as they come there. Raises NetworkError."""
         gate = max(event.round for event in self.journal.of(Certified)) + AHEAD
         await self.ask_all(nodes, "hold", f"{gate}:train")
-
-    def under_way(self, node: NodeProcess) -> bool:
-        """True if the present process of a node has begun a round."""
-        return any(event.at >= node.lives[-1].started_at for event in self.journal.of(RoundStarted, node.index))
 
     async def gather(self, after: int) -> int:
         """Wait until all contribute to one round after `after`, and let all hold where a later round begins.

@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from shoal.lab.campaigns.campaign_check import broken_votes, load_per_core, machine_s, round_bound_s
+from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bound_s
 from shoal.lab.campaigns.chaos_plan import SCENARIO_LIMIT, draw_scenario
 from shoal.lab.campaigns.chaos_report import (
     ChaosReport,
@@ -27,6 +27,7 @@ from shoal.lab.campaigns.chaos_report import (
     report_of,
     to_json,
 )
+from shoal.lab.fleet import load_per_core
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
 from shoal.testnet.check import Witness
@@ -132,7 +133,7 @@ def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
         rounds=report.scenario.rounds,
         rounds_certified=report.rounds_certified,
         wall_s=report.wall_s,
-        load=round(load, 2),
+        load=load,
         faults=report.faults,
         wrong_values=report.wrong_values,
         forks=report.forks,

@@ -22,7 +22,7 @@ from typing import IO, Final
 import msgspec
 import trio
 
-from shoal.lab.campaigns.campaign_check import broken_votes, load_per_core, machine_s, round_bound_s
+from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bound_s
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
 from shoal.lab.campaigns.rounds import RoundJudge
@@ -30,6 +30,7 @@ from shoal.lab.campaigns.soak_faults import inject_fault
 from shoal.lab.campaigns.soak_measures import Sample, judge, look_at_folder, look_at_processes, unjudged
 from shoal.lab.campaigns.soak_plan import AWAY_S, KINDS, LINKED, SoakFault, draw_faults, steady_of
 from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, to_json
+from shoal.lab.fleet import load_per_core
 from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
@@ -270,7 +271,7 @@ class _Course:
             unverified=rounds.unverified,
             longest_gap_s=round(max(rounds.gaps_s, default=0.0), 3),
             gap_bound_s=round(bound_s, 3),
-            load=round(self._load, 2),
+            load=self._load,
             digests_equal=self._digests_equal(),
             verdicts=verdicts,
             problems=tuple(problems),

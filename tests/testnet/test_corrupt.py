@@ -60,7 +60,7 @@ async def test_node_that_comes_back_to_damaged_files_fetches_what_it_lost(tmp_pa
             assert any(path.parent.name == "state" and path.stem != "0" for path in flipped), flipped
             # The others stand still meanwhile: were it far behind, it would fetch the state in any case.
             await swarm.revive(struck)
-            await swarm.until(lambda: swarm.under_way(struck), "node 2 takes part again", DEADLINE_S)
+            await swarm.until(lambda: swarm.began_round(struck), "node 2 takes part again", DEADLINE_S)
             await swarm.release([node for node in swarm.nodes if node is not struck])
             whole = await swarm.gather(gate)
             assert_right(swarm, whole)
