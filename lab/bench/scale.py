@@ -282,8 +282,6 @@ def result_of(
     bench = swarm.bench
     check = swarm.check(record)
     names = frozenset(swarm.node(index).peer_id for index in bench.struck)
-    absent = frozenset(node.peer_id for node in swarm.nodes) if bench.apart else names if bench.stopped else frozenset()
-    away = rows.Away(peers=absent, begin=struck[0], end=struck[1])
     tallies, steps = _tallied(swarm, record, struck) if bench.trainers == "wait" else ((), None)
     return ScaleResult(
         bench=bench,
@@ -296,7 +294,7 @@ def result_of(
         forks=count_forks(record.decided()),
         unverified=check.errors,
         missed={index: ones for index, ones in record.missed().items() if ones and index not in bench.struck},
-        evictions=rows.evictions(record, away),
+        evictions=rows.evictions(record, bench.struck),
         round_s=rows.seconds_of_rounds(record),
         links_made=rows.count_of(record, Linked),
         links_lost=rows.count_of(record, Lost),

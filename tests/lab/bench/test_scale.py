@@ -11,7 +11,6 @@ import pytest
 from shoal.cli.main import execute
 from shoal.lab.bench.scale import CASE, scale_manifest
 from shoal.lab.bench.scale_rows import (
-    Away,
     Look,
     Rest,
     all_past_s,
@@ -86,7 +85,7 @@ def test_seconds_of_rounds_leave_out_the_first() -> None:
     assert seconds_of_rounds(replace(record(), entries=(certified(0, 1, 5.0),))) is None
 
 
-def test_evictions_are_of_a_peer_in_a_round_once_and_not_of_the_first_round_or_of_who_is_away() -> None:
+def test_evictions_are_of_a_peer_in_a_round_once_and_not_of_the_first_round_or_of_who_is_struck() -> None:
     plans = [
         told(0, 4.0, Planned(round=1, evicted=("b",))),
         told(0, 8.0, Planned(round=3, evicted=("b",))),
@@ -94,9 +93,8 @@ def test_evictions_are_of_a_peer_in_a_round_once_and_not_of_the_first_round_or_o
         told(0, 20.0, Planned(round=5, evicted=("b",))),
     ]
     found = record(*plans)
-    assert evictions(found, Away()) == 3
-    assert evictions(found, Away(peers=frozenset("b"), begin=BEGAN + 12, end=BEGAN + 25)) == 2
-    assert evictions(found, Away(peers=frozenset("a"), begin=BEGAN, end=BEGAN + 40)) == 3
+    assert evictions(found, ()) == 3
+    assert evictions(found, {1}) == 1
 
 
 def test_links_and_deaths_are_counted_over_all_nodes_but_no_leave() -> None:
