@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -43,6 +42,7 @@ from shoal.lab.campaigns.campaign_plan import (
 )
 from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, report_of, to_json
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, short_manifest
+from shoal.lab.campaigns.settings import Campaign
 from shoal.lab.fork_client import forking
 from shoal.node.reporting.event_files import LOG_NAME, earlier_of
 from shoal.node.state.store import disk_errors
@@ -59,32 +59,16 @@ REPORT_NAME: Final = "campaign.json"
 _KEPT_OF_A_NODE: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", "agreement.log", "chain.log")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Campaign:
-    """Settings of a campaign. only: a single one of the runs, as the seed makes it among the others; None for all.
-
-    keep: leave the folders of groups without a failure too. short: each number of peers with one codec in place of all,
-    most faults in the midst of a reduce, and nothing waits that can be done meanwhile.
-    """
-
-    seed: int = 1
-    runs: int = 200
-    peers: tuple[int, ...] = PEERS
-    codecs: tuple[str, ...] = CODECS
-    mix: Mix | None = None
-    only: int | None = None
-    keep: bool = False
-    short: bool = False
-
-    def drawn(self) -> tuple[Run, ...]:
-        """Draw its runs. Raises ConfigError."""
-        groups = pairs_of(self.peers, self.codecs) if self.short else groups_of(self.peers, self.codecs)
-        runs = draw_runs(self.seed, self.runs, groups, self.mix or (SHORT_MIX if self.short else Mix()))
-        if self.only is None:
-            return runs
-        if not 1 <= self.only <= self.runs:
-            raise ConfigError(f"--only: there is no run {self.only} among {self.runs}")
-        return (runs[self.only - 1],)
+def drawn(campaign: Campaign) -> tuple[Run, ...]:
+    """Draw the runs of a campaign. Raises ConfigError."""
+    group = pairs_of if campaign.short else groups_of
+    groups = group(campaign.peers or PEERS, campaign.codecs or CODECS)
+    runs = draw_runs(campaign.seed, campaign.runs, groups, SHORT_MIX if campaign.short else Mix())
+    if campaign.only is None:
+        return runs
+    if not 1 <= campaign.only <= campaign.runs:
+        raise ConfigError(f"--only: there is no run {campaign.only} among {campaign.runs}")
+    return (runs[campaign.only - 1],)
 
 
 async def run_campaign(campaign: Campaign, out: Path, on_run: Callable[[RunRecord], None]) -> CampaignReport:
@@ -93,7 +77,7 @@ async def run_campaign(campaign: Campaign, out: Path, on_run: Callable[[RunRecor
     Raises ConfigError or StorageError before anything starts; KeyboardInterrupt, after the report is written, if a
     signal ended it. Cancellation: all processes are killed and reaped; no report.
     """
-    runs = campaign.drawn()
+    runs = drawn(campaign)
     out = await trio.to_thread.run_sync(_prepare_folder, out)
     began = time.monotonic()
     course = _Course(campaign, out, on_run)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +26,7 @@ from shoal.lab.campaigns.chaos_report import (
     report_of,
     to_json,
 )
+from shoal.lab.campaigns.settings import Chaos
 from shoal.lab.fleet import load_per_core
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
@@ -37,27 +37,7 @@ from shoal.testnet.run_folder import replace_earlier_run, write_reports
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 from shoal.testnet.swarm import run_testnet
 
-MINUTES_LIMIT: Final = 24 * 60.0
 REPORT_NAME: Final = "chaos.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chaos:
-    """Settings of a chaos campaign: for `minutes`, at most `scenarios` scenarios; or `only` a single one of them.
-
-    Where no links can be struck, scenarios that strike some are passed over, and `only` may be none of those.
-    """
-
-    seed: int = 1
-    minutes: float = 60.0
-    scenarios: int | None = None
-    only: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.minutes <= MINUTES_LIMIT:
-            raise ConfigError(f"--minutes: more than 0 and at most {MINUTES_LIMIT:.0f}")
-        if self.scenarios is not None and self.scenarios < 1:
-            raise ConfigError("--scenarios: at least one")
 
 
 async def run_chaos(chaos: Chaos, out: Path, on_scenario: Callable[[ScenarioRecord], None]) -> ChaosReport:

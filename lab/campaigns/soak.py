@@ -14,7 +14,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Final
@@ -26,6 +25,7 @@ from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bo
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
 from shoal.lab.campaigns.rounds import RoundJudge
+from shoal.lab.campaigns.settings import Soak
 from shoal.lab.campaigns.soak_faults import inject_fault
 from shoal.lab.campaigns.soak_measures import Sample, judge, look_at_folder, look_at_processes, unjudged
 from shoal.lab.campaigns.soak_plan import AWAY_S, KINDS, LINKED, SoakFault, draw_faults, steady_of
@@ -52,20 +52,10 @@ CODEC: Final = "int8"
 CHUNK_VALUES: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Soak:
-    """Settings of a soak: `nodes` train for `minutes` with a fault every `period_s`, in steps of `step_s` each."""
-
-    minutes: float = 120.0
-    nodes: int = 4
-    seed: int = 1
-    period_s: float = 60.0
-    step_s: float = 0.1
-
-    def strikes(self, *, links: bool) -> tuple[SoakFault, ...]:
-        """Draw its faults; without `links`, those that need network namespaces are left out. Raises ConfigError."""
-        kinds = [kind for kind in KINDS if links or kind not in LINKED]
-        return draw_faults(self.seed, nodes=self.nodes, seconds=self.minutes * 60, period_s=self.period_s, kinds=kinds)
+def drawn(soak: Soak, *, links: bool) -> tuple[SoakFault, ...]:
+    """Draw the faults of a soak, without `links` none that needs network namespaces. Raises ConfigError."""
+    kinds = [kind for kind in KINDS if links or kind not in LINKED]
+    return draw_faults(soak.seed, nodes=soak.nodes, seconds=soak.minutes * 60, period_s=soak.period_s, kinds=kinds)
 
 
 def soak_manifest(soak: Soak, group: Group, seed: int, founders: list[PeerId]) -> Manifest:
@@ -86,7 +76,7 @@ async def run_soak(soak: Soak, out: Path, on_strike: Callable[[SoakFaultRecord],
     signal ended it. Cancellation: all processes are killed and reaped; no report.
     """
     without_links = why_not()
-    strikes = soak.strikes(links=without_links is None)
+    strikes = drawn(soak, links=without_links is None)
     out = await trio.to_thread.run_sync(new_run, out)
     group = Group(peers=soak.nodes, codec=CODEC)
     with ExitStack() as stack:

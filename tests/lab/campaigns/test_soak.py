@@ -17,7 +17,8 @@ from shoal.cli.main import execute
 from shoal.lab.campaigns.campaign_check import MACHINE_S
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.rounds import MARGIN, RoundJudge
-from shoal.lab.campaigns.soak import Soak, gap_bound_s, run_soak, soak_manifest
+from shoal.lab.campaigns.settings import Soak
+from shoal.lab.campaigns.soak import drawn, gap_bound_s, run_soak, soak_manifest
 from shoal.lab.campaigns.soak_faults import faults_of
 from shoal.lab.campaigns.soak_measures import (
     DESCRIPTORS_GROWTH,
@@ -79,7 +80,7 @@ def test_no_fault_ends_a_process_of_a_steady_node_and_all_nodes_are_struck() -> 
 
 
 def test_without_namespaces_nothing_is_done_to_links() -> None:
-    assert {strike.kind for strike in Soak().strikes(links=False)} == set(KINDS) - set(LINKED)
+    assert {strike.kind for strike in drawn(Soak(), links=False)} == set(KINDS) - set(LINKED)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_without_namespaces_nothing_is_done_to_links() -> None:
 )
 def test_a_soak_that_cannot_be_is_refused(soak: Soak, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
-        soak.strikes(links=True)
+        drawn(soak, links=True)
 
 
 # -- growth --------------------------------------------------------------------------------------------------
