@@ -86,21 +86,27 @@ def _always(result: object) -> bool:
     return True
 
 
+def _fields(result: object) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(result, str_keys=True, enc_hook=str)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case(Generic[SpecT]):
     """One benchmark.
 
     spec: its options. run: measures, telling how far it is; its docstring is the command's help. rows: what was
-    measured beside its targets. document: for --json. lines: for people, where these are not the document's. sound:
-    whether nothing is wrong; where something is, the command ends with 1, checked or not. options: of how it is told.
-    in_parts: `run` makes the items of a sequence one by one, and --json prints each as it comes.
+    measured beside its targets. document: for --json, which has the rows too. lines: for people, where these are not
+    the document's. sound: whether nothing is wrong; where something is, the command ends with 1, checked or not.
+    options: of how it is told. in_parts: `run` makes the items of a sequence one by one, and --json prints each as it
+    comes.
     """
 
     spec: type[SpecT]
     run: Callable[[SpecT, ShowNow], Any]
     lines: Callable[[Any], Iterable[str]] | None = None
     rows: Callable[[Any], Sequence[Row]] = attrgetter("rows")
-    document: Callable[[Any], object] = msgspec.to_builtins
+    document: Callable[[Any], dict[str, Any]] = _fields
     sound: Callable[[Any], bool] = _always
     options: type[CaseOptions | LongCaseOptions] = CaseOptions
     in_parts: bool = False
@@ -112,11 +118,12 @@ class Case(Generic[SpecT]):
             result = self.run(spec, tell)
             if self.in_parts:
                 result = [self._print_part(options, part) for part in result]
+        rows = self.rows(result)
         if not options.as_json:
             typer.echo("\n".join(self.told(result)))
         elif not self.in_parts:
-            self._print_document(result)
-        end(options.check, self.rows(result), sound=self.sound(result))
+            self._print_document(result, rows)
+        end(options.check, rows, sound=self.sound(result))
 
     def told(self, result: Any) -> list[str]:
         """A result for people: what its document has, a line each, and the rows."""
@@ -128,11 +135,11 @@ class Case(Generic[SpecT]):
 
     def _print_part(self, options: CaseOptions | LongCaseOptions, part: Any) -> Any:
         if options.as_json:
-            self._print_document(part)
+            self._print_document(part, self.rows([part]))
         return part
 
-    def _print_document(self, found: Any) -> None:
-        typer.echo(msgspec.json.encode(self.document(found)).decode())
+    def _print_document(self, found: Any, rows: Sequence[Row]) -> None:
+        typer.echo(msgspec.json.encode({**self.document(found), "rows": rows}).decode())
 
     def command(self) -> Callable[..., None]:
         """The case as Typer takes a command."""

@@ -10,6 +10,7 @@ A node that ends by itself, with no fault to explain it, ends all waiting with w
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -21,21 +22,35 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 from shoal.node.options import Hold
-from shoal.node.reporting.events import Certified, Failed, Holding, RoundEnded
+from shoal.node.reporting.events import (
+    Certified,
+    Died,
+    Failed,
+    Holding,
+    Linked,
+    Lost,
+    Revived,
+    RoundEnded,
+    RoundStarted,
+    Started,
+)
 from shoal.protocol.errors import NetworkError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.testnet.check import Check, Witness, check_swarm
+from shoal.testnet.check import Check, check_swarm
 from shoal.testnet.faults import FaultRecord, kill
 from shoal.testnet.fleet import Fleet
 from shoal.testnet.links.namespaces import Network
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
-from shoal.testnet.run_record import NodeFacts, RunRecord, settled_rounds
+from shoal.testnet.run_record import NodeFacts, RunRecord, settle
 from shoal.testnet.scenario import Scenario
 
 LOG_SHOWN_CHARS: Final = 600
 TOGETHER: Final = Hold(round=1, phase="train")
 START_DEADLINE_S: Final = 180.0
+TOGETHER_DEADLINE_S: Final = 120.0
+TOGETHER_S_PER_NODE: Final = 12.0
+"""Of a machine with two cores that starts all at once: what a daemon and its trainer import takes some seconds each."""
 
 
 class Swarm(Fleet):
@@ -73,12 +88,12 @@ class Swarm(Fleet):
         for node in others:
             await self.launch(node, join=first.addresses, holds=holds)
 
-    async def begin_together(self, limit_s: float) -> float | None:
+    async def begin_together(self) -> float | None:
         """Start all and, when they wait for the first round, let them go; returns how long the start took.
 
         None if not all were there in time: they begin all the same. Raises NetworkError if one ended.
         """
-        began = time.monotonic()
+        began, limit_s = time.monotonic(), TOGETHER_DEADLINE_S + TOGETHER_S_PER_NODE * len(self.nodes)
         await self.start(holds=(TOGETHER,), deadline_s=limit_s)
         took: float | None = None
         with trio.move_on_after(limit_s):
@@ -126,6 +141,12 @@ class Swarm(Fleet):
             raise self.error_of(crashed)
         raise NetworkError(f"{what}: not within {deadline_s:.0f} s. {told(self.nodes)}")
 
+    async def wait_round(self, number: int, limit_s: float) -> bool:
+        """Wait until somebody is past a round; False if nobody is in time. Raises NetworkError if a node ended."""
+        with trio.move_on_after(limit_s):
+            await self.until(lambda: self.last_certified >= number, f"round {number} is certified", math.inf)
+        return self.last_certified >= number
+
     async def live(self, seconds: float) -> None:
         """Let it be for so long. Raises the `error_of` a node that ends by itself."""
         with trio.move_on_after(seconds):
@@ -135,6 +156,42 @@ class Swarm(Fleet):
     def last_certified(self) -> int:
         """Last round that anybody certified; 0 before."""
         return max((event.round for event in self.journal.of(Certified)), default=0)
+
+    def certificate(self, node: NodeProcess, round: int) -> Certified | None:
+        """Event that a node logged when it certified a round; None if it did not."""
+        return next((e for e in self.journal.of(Certified, node.index) if e.round == round), None)
+
+    def holding(self, node: NodeProcess, round: int, phase: str) -> Holding | None:
+        """Event that a node logged when it began to hold there; None if it did not."""
+        events = self.journal.of(Holding, node.index)
+        return next((e for e in events if (e.round, e.phase) == (round, phase)), None)
+
+    def began_round(self, node: NodeProcess, round: int | None = None) -> bool:
+        """True if the present process of a node has begun that round; any, where none is named."""
+        since = node.lives[-1].started_at
+        return any(e.at >= since and round in (None, e.round) for e in self.journal.of(RoundStarted, node.index))
+
+    def all_linked(self) -> bool:
+        """True if each node is linked with all others, and believes them alive."""
+        return all(len(self._linked(node)) == len(self.nodes) - 1 for node in self.nodes)
+
+    def _linked(self, node: NodeProcess) -> set[str]:
+        linked: set[str] = set()
+        dead: set[str] = set()
+        for event in (entry.event for entry in self.journal.entries if entry.node == node.index):
+            match event:
+                case Started():
+                    linked, dead = set(), set()
+                case Linked(peer=peer):
+                    linked.add(peer)
+                    dead.discard(peer)
+                case Lost(peer=peer):
+                    linked.discard(peer)
+                case Died(peer=peer):
+                    dead.add(peer)
+                case Revived(peer=peer):
+                    dead.discard(peer)
+        return linked - dead
 
     def daemons(self) -> dict[int, psutil.Process]:
         """Processes of the nodes that run, by index."""
@@ -172,11 +229,7 @@ class Swarm(Fleet):
 
     def check(self, record: RunRecord) -> Check:
         """Recompute every certified round from what the nodes kept. Blocks."""
-        witnesses = [
-            Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(record, n.index))
-            for n in self.nodes
-        ]
-        return check_swarm(witnesses, record.certified_rounds())
+        return check_swarm(settle(record, self.witnesses), record.certified_rounds())
 
     def _crashed(self) -> NodeProcess | None:
         return next((one for one in self.nodes if one.lives and not one.alive and one.struck is None), None)
@@ -198,6 +251,11 @@ def untested_command(launch: Launch) -> list[str]:
     command = node_command(launch)
     command.remove("--test-mode")
     return command
+
+
+def load_per_core() -> float:
+    """Number of runnable processes a core on this machine, over the last minute."""
+    return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> float:

@@ -1,7 +1,7 @@
 """Pictures of the documents, made anew by `python -m shoal.lab.pictures`: of real terminals and of a real browser.
 
     terminal-*.svg    nodes that run as their titles say, but on the loopback interface alone; of a small model
-    page-*.png        the page of a made-up swarm, as `shoal bench dashboard --serve` has it
+    page-*.png        the page of a made-up swarm (`shoal.lab.served_page`)
 
 It takes tmux, Chromium and some minutes.
 """
@@ -13,15 +13,17 @@ import contextlib
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from shoal.lab.bench.dashboard import PageBench, browser, served, shown_ms_of
+from shoal.lab.served_page import Page, Served, browsing
+from shoal.lab.synthetic_swarm import SyntheticSwarm
 from shoal.lab.terminal import Terminal
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest, render_manifest
@@ -50,12 +52,14 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shot:
-    """A picture of the page: of which swarm, how wide and high, dark or not, and from which of its elements on.
+    """A picture of the page: of how many peers, how wide and high, dark or not, and from which of its elements on.
 
-    opened: a summary that is clicked first; shown: what has to be there then, as CSS selects it.
+    rollouts: whether the swarm shares them. opened: a summary that is clicked first; shown: what has to be there then,
+    as CSS selects it.
     """
 
-    swarm: PageBench
+    peers: int = 12
+    rollouts: bool = False
     width: int = 1280
     height: int = 860
     dark: bool = False
@@ -66,12 +70,11 @@ class Shot:
 
 SHOTS: Final = MappingProxyType(
     {
-        "page-swarm.png": Shot(swarm=PageBench(peers=200), dark=True),
-        "page-phone.png": Shot(swarm=PageBench(peers=12), width=390, height=844),
-        "page-rollouts.png": Shot(swarm=PageBench(peers=12, rollouts=True), element="rollouts-card"),
-        "page-says.png": Shot(swarm=PageBench(peers=12), height=520, element="samples-card"),
+        "page-swarm.png": Shot(peers=200, dark=True),
+        "page-phone.png": Shot(width=390, height=844),
+        "page-rollouts.png": Shot(rollouts=True, element="rollouts-card"),
+        "page-says.png": Shot(height=520, element="samples-card"),
         "page-joins.png": Shot(
-            swarm=PageBench(peers=12),
             height=620,
             element="setup-card",
             opened="#setup summary",
@@ -130,34 +133,23 @@ def _told(place: Path, *words: str) -> str:
     return done.stdout
 
 
-def shoot(driver: Any, url: str, shot: Shot, path: Path) -> None:
+def shoot(page: Page, url: str, shot: Shot, path: Path) -> None:
     """Open the page in a browser and write what it shows as a PNG."""
-    driver.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": shot.width, "height": shot.height, "deviceScaleFactor": 1, "mobile": False},
-    )
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if shot.dark else "light"}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-    driver.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
-    driver.get(url)
-    shown_ms_of(driver)
+    page.size(shot.width, shot.height)
+    page.prefer("dark" if shot.dark else "light")
+    page.driver.get(url)
+    page.until("document.body.dataset.seq")
     if shot.opened:
-        driver.find_element("css selector", shot.opened).click()
-    driver.set_script_timeout(DEADLINE_S)
-    driver.execute_async_script(
-        "const [shown, done] = arguments, find = (what) => document.querySelector(what);"
-        "const isThere = () => find(shown) && find('#t-traffic').textContent !== '0 B/s';"
-        "const look = () => (isThere() ? done() : setTimeout(look, 50));"
-        "look();",
-        shot.shown,
-    )
-    driver.execute_async_script(
+        page.click(shot.opened)
+    page.until(f"document.querySelector({shot.shown!r})")
+    page.until("document.querySelector('#t-traffic').textContent !== '0 B/s'")
+    page.driver.execute_async_script(
         "const [id, done] = arguments, element = id && document.getElementById(id);"
         "if (element) { element.scrollIntoView(); scrollBy(0, -72); }"  # below the bar that stays
         "requestAnimationFrame(() => requestAnimationFrame(done))",
         shot.element,
     )
-    driver.save_screenshot(str(path))
+    page.shoot(path)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -169,11 +161,10 @@ def main(arguments: list[str] | None = None) -> None:
     left = set(asked.names or [*SHOTS, *TERMINALS])
     asked.out.mkdir(parents=True, exist_ok=True)
     shots = {name: shot for name, shot in SHOTS.items() if name in left}
-    for swarm in dict.fromkeys(shot.swarm for shot in shots.values()):
-        with served(swarm) as (url, _), browser() as driver:
-            for name, shot in shots.items():
-                if shot.swarm == swarm:
-                    shoot(driver, url, shot, asked.out / name)
+    for name, shot in shots.items():
+        swarm = SyntheticSwarm(peers=shot.peers, now=time.time(), rollouts=shot.rollouts)
+        with tempfile.TemporaryDirectory() as folder, Served(swarm, Path(folder)) as served, browsing() as page:
+            shoot(page, served.url, shot, asked.out / name)
     left -= shots.keys()
     with tempfile.TemporaryDirectory() as place, contextlib.closing(terminals(Path(place))) as shown_ones:
         while left:

@@ -14,6 +14,7 @@ import trio
 from shoal.node.options import Hold
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest import Manifest, render_manifest
+from shoal.testnet.check import Witness
 from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import LOOPBACK, Network
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime
@@ -43,6 +44,11 @@ class Fleet:
     def nodes(self) -> list[NodeProcess]:
         """All nodes, by index."""
         return [node for _, node in sorted(self._nodes.items())]
+
+    @property
+    def witnesses(self) -> list[Witness]:
+        """The nodes as the check of their rounds knows them."""
+        return [Witness(index=node.index, peer_id=node.peer_id, folder=node.folder) for node in self.nodes]
 
     def node(self, index: int) -> NodeProcess:
         """The node of that index. Raises NetworkError if there is none yet."""

@@ -82,14 +82,14 @@ class LaneSpeed:
         return statistics.median(self.plaintext)
 
     @property
-    def ratio(self) -> float:
-        """Rate of the lane as a share of plaintext over its sockets: the median over neighbouring runs."""
-        return statistics.median(one / other for one, other in zip(self.encrypted, self.plaintext, strict=True))
+    def ratios(self) -> list[float]:
+        """Rates of the lane as shares of plaintext over its sockets, each of two neighbouring runs."""
+        return [one / other for one, other in zip(self.encrypted, self.plaintext, strict=True)]
 
     @property
-    def shared_ratio(self) -> float:
+    def shared_ratios(self) -> list[float]:
         """The same of the lane within one machine."""
-        return statistics.median(one / other for one, other in zip(self.shared, self.plaintext, strict=True))
+        return [one / other for one, other in zip(self.shared, self.plaintext, strict=True)]
 
 
 def measure_lane(*, frames: int, repetitions: int) -> LaneSpeed:

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 import trio
 
-from shoal.node.control_client import ControlRefused, request
+from shoal.node.control_client import ControlRefused, JsonValue, request
 from shoal.node.options import Hold
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import LogTail
@@ -76,12 +76,7 @@ def node_command(launch: Launch) -> list[str]:
 class Ask(Protocol):
     """Asks a running node for one thing; blocks. Raises as `shoal.node.control_client.request` does."""
 
-    def __call__(self, data_dir: Path, op: str, *arguments: str, deadline_s: float) -> None: ...
-
-
-def ask_node(data_dir: Path, op: str, *arguments: str, deadline_s: float) -> None:
-    """Ask a real node, over its control socket."""
-    request(data_dir, op, *arguments, deadline_s=deadline_s)
+    def __call__(self, data_dir: Path, op: str, *arguments: str, deadline_s: float) -> dict[str, JsonValue]: ...
 
 
 class Started(Protocol):
@@ -125,7 +120,7 @@ class Runtime:
     """
 
     command: Callable[[Launch], list[str]] = node_command
-    ask: Ask = ask_node
+    ask: Ask = request
     start: Callable[[Sequence[str], Path], Started] = start_process
     poll_s: float = POLL_S
 
@@ -239,16 +234,16 @@ class NodeProcess:
         if number in (signal.SIGSTOP, signal.SIGCONT):
             self.stopped = number == signal.SIGSTOP
 
-    async def ask(self, op: str, *arguments: str) -> None:
-        """Ask the node for one thing through its control socket.
+    async def ask(self, op: str, *arguments: str) -> dict[str, JsonValue]:
+        """Ask the node for one thing through its control socket, and return its reply.
 
         Raises NetworkError if it is not running, does not answer in time, or refuses.
         Cancellation abandons the request.
         """
         ask = partial(self._runtime.ask, self.folder, op, *arguments, deadline_s=CONTROL_DEADLINE_S)
         try:
-            await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
-        except (ConfigError, ControlRefused) as error:
+            return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+        except (ConfigError, ControlRefused, NetworkError) as error:
             raise NetworkError(f"node {self.index} did not {op}: {error}") from error
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, TypeGuard
 
 from shoal.node.reporting.events import Event, Planned, RolledBack, Rollouts, RoundEnded, RoundStarted, Started
+from shoal.testnet.check import Witness
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Entry, round_begun
 from shoal.testnet.scenario import Scenario
@@ -122,6 +124,11 @@ class RunRecord:
             node.index in unharmed and any(start <= at <= end for start, end in node.lives)
             for _, node, at in self.evictions()
         )
+
+
+def settle(run_record: RunRecord, witnesses: Iterable[Witness]) -> list[Witness]:
+    """These nodes, each with the rounds whose files must all be there by the record."""
+    return [replace(one, settled=settled_rounds(run_record, one.index)) for one in witnesses]
 
 
 def settled_rounds(run_record: RunRecord, index: int) -> frozenset[tuple[str, int]]:

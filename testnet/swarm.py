@@ -37,7 +37,7 @@ from shoal.protocol.manifest import (
 )
 from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE, DEFAULT_ROLLOUTS
 from shoal.protocol.manifest_workload import WorkloadSection
-from shoal.testnet.check import Check, Witness, check_swarm
+from shoal.testnet.check import Check, check_swarm
 from shoal.testnet.check_gossip import check_gossip
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
 from shoal.testnet.fleet import Fleet
@@ -49,7 +49,7 @@ from shoal.testnet.reports.page import render_page
 from shoal.testnet.reports.plot import draw_loss
 from shoal.testnet.reports.report import Report, make_report, to_json
 from shoal.testnet.run_folder import replace_earlier_run
-from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settled_rounds
+from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settle
 from shoal.testnet.scenario import Scenario
 
 CHUNK_VALUES: Final = 32_768
@@ -425,10 +425,7 @@ class Testnet(Fleet):
             faults=tuple(self._records),
             trouble=self._trouble,
         )
-        witnesses = [
-            Witness(index=n.index, peer_id=n.peer_id, folder=n.folder, settled=settled_rounds(run_record, n.index))
-            for n in self.nodes
-        ]
+        witnesses = settle(run_record, self.witnesses)
         strategy = self.scenario.synchronisation
         if strategy.certifies:
             check = check_swarm(witnesses, run_record.certified_rounds())

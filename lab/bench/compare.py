@@ -8,9 +8,9 @@ values, memory and the single lane are measured once, after the repetitions.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from operator import attrgetter
 from typing import Annotated, Final
@@ -32,13 +32,16 @@ from shoal.lab.bench.allreduce import (
     measure,
     peak_target,
 )
+from shoal.lab.bench.lane import LaneBench
+from shoal.lab.bench.lane import rows as lane_rows
 from shoal.lab.bench.machine import Machine, this_machine
 from shoal.lab.bench.rivals import Rival, gloo, parse_rivals, run_rival
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers, tell_nothing
 from shoal.lab.page import targets
 from shoal.lab.targets import Row, Spread, Target
 from shoal.node.option import Option, Within, check_options
-from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
+from shoal.testnet.lane_rate import LaneSpeed, measure_lane
 
 CODECS: Final = ("fp32", "int8")
 FAULTS: Final[tuple[FaultKind, ...]] = ("sigkill", "sigstop")
@@ -56,8 +59,6 @@ BESIDE_YARDSTICK: Final = (
 )
 """Measurements: each with its codec, the number of peers, target and aim."""
 RIVAL_TARGETS: Final = {"hivemind": (6.0, 9.0)}
-LANE_LEAST: Final = 0.8
-"""Of plaintext's rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +113,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     whole_s: float | None = None
 
 
-class LaneSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of all runs that `shoal bench lane --json` prints, in the order in which they alternated."""
-
-    encrypted_runs_mb_per_s: tuple[float, ...]
-    shared_runs_mb_per_s: tuple[float, ...]
-    plaintext_runs_mb_per_s: tuple[float, ...]
-
-
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a comparison. ok: no value was wrong. notes: what was left out, and why.
 
@@ -136,7 +129,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Sample, ...]
     details: tuple[Allreduce, ...]
     faults: tuple[FaultResult, ...]
-    lane: LaneSpeeds | None
+    lane: LaneSpeed | None
     rows: tuple[Row, ...]
     ok: bool
     notes: tuple[str, ...]
@@ -224,18 +217,17 @@ class _Run:
             )
             self.faults.append((await self._ours(bench, kind)).fault)
 
-    async def lane(self) -> LaneSpeeds | None:
+    async def lane(self) -> LaneSpeed | None:
         """Measure one lane beside plaintext; None, with a note, if that cannot be done here."""
         self._tell("one lane beside plaintext")
-        command = [sys.executable, "-m", "shoal.cli.main", "bench", "lane", "--json"]
-        ended = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        usual = LaneBench()
         try:
-            if ended.returncode == 0:
-                return msgspec.json.decode(ended.stdout, type=LaneSpeeds)
-        except msgspec.DecodeError:
-            pass
-        self.notes.append("`shoal bench lane` did not tell its rates")
-        return None
+            return await trio.to_thread.run_sync(
+                partial(measure_lane, frames=usual.frames, repetitions=usual.repetitions)
+            )
+        except ShoalError as error:
+            self.notes.append(f"one lane was not measured: {error}")
+            return None
 
     async def _ours(self, bench: Bench, why: str) -> Allreduce:
         def tell(text: str, share: float | None = None) -> None:
@@ -259,7 +251,7 @@ def rows_of(
     samples: Sequence[Sample],
     details: Sequence[Allreduce],
     faults: Sequence[FaultResult],
-    lane: LaneSpeeds | None,
+    lane: LaneSpeed | None,
     rivals: Sequence[str],
 ) -> tuple[Row, ...]:
     """The targets beside what was measured."""
@@ -284,27 +276,11 @@ def rows_of(
             for name, codec, peers, most, aim in BESIDE_YARDSTICK
         ),
         BEYOND.row(beyond),
-        *(
-            Target(name=f"one encrypted lane{way} beside plaintext", unit="× plaintext's rate", least=LANE_LEAST).row(
-                Spread.of_any(ratios)
-            )
-            for way, ratios in _lane_ratios(lane)
-        ),
+        *(() if lane is None else lane_rows(lane)),
         *(_beside_rival(name, ratio((name, PEERS), ours)) for name in rivals),
         *(DELAYS[kind].row(delays[kind]) for kind in FAULTS),
         peak_target(details[0].numel if details else None).row(Spread.of_any(peak / MIB for peak in peaks)),
     )
-
-
-def _lane_ratios(lane: LaneSpeeds | None) -> list[tuple[str, list[float]]]:
-    """Ratios of a lane to the same machine, and of one that shares no memory: one for each turn."""
-    if lane is None:
-        return []
-    plain = lane.plaintext_runs_mb_per_s
-    return [
-        (way, [ours / other for ours, other in zip(rates, plain, strict=True)])
-        for way, rates in (("", lane.shared_runs_mb_per_s), (SOCKETS, lane.encrypted_runs_mb_per_s))
-    ]
 
 
 def _by_repetition(

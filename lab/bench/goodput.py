@@ -15,7 +15,6 @@ Beside it stands what data parallel training that stops and restarts makes of th
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from shoal.lab.bench.scale_rows import seconds_of_rounds
 from shoal.lab.bench.step_tally import NodeLog, counted_tokens, kept_plan, noting_command, read_node
 from shoal.lab.bench.tally_workload import WORKLOAD_NAME
 from shoal.lab.case import Case, LongCaseOptions
-from shoal.lab.fleet import Swarm, end
+from shoal.lab.fleet import Swarm, end, load_per_core
 from shoal.lab.shipped import init_tables, not_default
 from shoal.lab.targets import Spread
 from shoal.protocol.errors import NetworkError
@@ -47,9 +46,6 @@ from shoal.testnet.reports.report import count_forks
 from shoal.testnet.run_record import RunRecord
 
 NUMEL: Final = 50_000
-START_DEADLINE_S: Final = 120.0
-START_S_PER_NODE: Final = 12.0
-"""Of a machine with two cores that starts all at once."""
 ROUND_DEADLINE_S: Final = 120.0
 """Beside its steps. Where the last round takes longer, the window ends without it."""
 POLL_S: Final = 0.2
@@ -83,12 +79,6 @@ class GoodputSwarm(Swarm):
             await trio.sleep(self._down_s)
             await self.join(index)
 
-    async def wait_round(self, number: int, limit_s: float) -> bool:
-        """Wait until somebody has certified a round; False if nobody has in time. Raises NetworkError if one ended."""
-        with trio.move_on_after(limit_s):
-            await self.until(lambda: self.last_certified >= number, f"round {number} is certified", math.inf)
-        return self.last_certified >= number
-
 
 def goodput_manifest(bench: GoodputBench, founders: list[PeerId]) -> Manifest:
     """The manifest of the swarm that is measured."""
@@ -111,14 +101,14 @@ def run(bench: GoodputBench, tell: ShowNow) -> Iterator[GoodputResult]:
 
 
 async def _measure(bench: GoodputBench, mtbf_s: int, folder: Path, tell: ShowNow) -> GoodputResult:
-    load = _load()
+    load = load_per_core()
     swarm = GoodputSwarm(bench, folder)
     seconds = bench.minutes * 60
     failures = draw_failures(bench.seed, nodes=bench.nodes, seconds=seconds, mtbf_s=mtbf_s, down_s=bench.down_s)
     round_limit_s = ROUND_DEADLINE_S + swarm.manifest.sync.round_steps * bench.step_s
     tell(f"{bench.nodes} nodes start; then each fails every {mtbf_s} s, {count(failures.count, 'time')} in all")
     async with swarm.owned():
-        await swarm.begin_together(START_DEADLINE_S + START_S_PER_NODE * bench.nodes)
+        await swarm.begin_together()
         if not await swarm.wait_round(1, round_limit_s):
             raise NetworkError("the nodes do not certify their first round, before any fails")
         async with trio.open_nursery() as nursery:
@@ -131,12 +121,8 @@ async def _measure(bench: GoodputBench, mtbf_s: int, folder: Path, tell: ShowNow
             ended_at = time.time()
             nursery.cancel_scope.cancel()
         record = swarm.record(swarm.last_certified)
-    found = partial(result_of, swarm, record, failures, bench=bench, mtbf_s=mtbf_s, load=(load, _load()))
+    found = partial(result_of, swarm, record, failures, bench=bench, mtbf_s=mtbf_s, load=(load, load_per_core()))
     return await trio.to_thread.run_sync(partial(found, ended_at=ended_at))
-
-
-def _load() -> float:
-    return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
 
 
 async def _tell_on(swarm: GoodputSwarm, began: float, seconds: float, tell: ShowNow) -> None:
@@ -212,13 +198,12 @@ def _not_made(logs: Sequence[NodeLog], rounds: Iterable[Mapping[str, int]]) -> i
 
 
 def to_document(result: GoodputResult) -> dict[str, object]:
-    """One result under the names of its fields, its rows, and what others read of it by name."""
+    """One result under the names of its fields, and what others read of it by name."""
     return {
         "goodput": result.account.of_up,
         "restart_goodput": result.parallel_of_up,
         "tokens": result.steps_certified,
         **msgspec.to_builtins(result, enc_hook=str),
-        "rows": msgspec.to_builtins(result.rows),
     }
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
@@ -27,7 +26,7 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
 from shoal.lab.bench.hostile_member import TOLD_SUFFIX
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
-from shoal.lab.bench.hostile_verdict import problems_of, wrong_values_of
+from shoal.lab.bench.hostile_verdict import problems_of
 from shoal.lab.case import Case
 from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s
 from shoal.lab.waiting_workload import WORKLOAD_NAME
@@ -35,6 +34,7 @@ from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.testnet.check import check_swarm
 from shoal.testnet.nodes import Launch, NodeProcess, Runtime, node_command
 
 MODEL: Final = {"inputs": 256, "outputs": 128}
@@ -100,12 +100,12 @@ class HostileSwarm(Swarm):
         async with self.owned():
             await self.start()
             deadline_s = START_DEADLINE_S + WARM_UP_ROUNDS * SLACK * self.bench.round_s
-            await self.until(lambda: all(map(self._takes_part, self.nodes)), "all nodes train together", deadline_s)
+            await self.until(
+                lambda: all(self.common_rounds(node) >= WARM_UP_ROUNDS for node in self.nodes),
+                "all nodes train together",
+                deadline_s,
+            )
             yield
-
-    def _takes_part(self, node: NodeProcess) -> bool:
-        rounds = self.journal.of(Certified, node.index)
-        return sum(one.contributors == len(self.nodes) for one in rounds) >= WARM_UP_ROUNDS
 
     # -- what is measured ------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ def _result(
         recovered_s=recovered_s,
         taken_over=bool(problems),
         problems=problems,
-        wrong_values=wrong_values_of([(node.peer_id, node.folder) for node in swarm.nodes], rounds),
+        wrong_values=check_swarm(swarm.witnesses, rounds).wrong_values,
         ended=ended,
         undisturbed=undisturbed,
         disturbed=disturbed,
@@ -253,9 +253,4 @@ def run(bench: HostileBench, tell: ShowNow) -> HostileResult:
         return trio.run(_measure, bench, Path(name), tell)
 
 
-def to_document(result: HostileResult) -> dict[str, object]:
-    """The result under the names of its fields, and the targets that were missed."""
-    return {**msgspec.to_builtins(result, str_keys=True), "missed": list(result.missed)}
-
-
-CASE: Final = Case(spec=HostileBench, run=run, document=to_document)
+CASE: Final = Case(spec=HostileBench, run=run)

@@ -19,7 +19,6 @@ import trio
 from shoal.lab.bench.hostile_member import LYING_KINDS, TOLD_SUFFIX
 from shoal.lab.bench.hostile_spec import HONEST, STRANGERS
 from shoal.lab.fleet import end
-from shoal.node.control_client import request
 from shoal.node.reporting.events import Listening
 from shoal.protocol.errors import NetworkError
 from shoal.swarm.limits import Reason
@@ -96,7 +95,7 @@ async def restart_founder(swarm: HostileSwarm) -> list[NodeProcess]:
 
 async def _without_place(node: NodeProcess) -> int:
     """Count the peers that the node turned away, or did not dial, because all its places were taken."""
-    status: Any = await trio.to_thread.run_sync(partial(request, node.folder, "status"))
+    status: Any = await node.ask("status")
     return int(status["refused"].get(Reason.LINKS.value, 0))
 
 

@@ -29,6 +29,7 @@ from shoal.protocol.peering import Ack, Announce, Full, Hello, HelloAnswer, Link
 from shoal.protocol.records import NodeRecord, seal_record
 from shoal.protocol.wire import WIRE_VERSION, Envelope, Sealer, SwarmId, canonical, decode
 from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL
+from shoal.swarm.net_stream import encode_varint
 from shoal.swarm.streams import LENGTH_BYTES
 
 DEADLINE_S: Final = 10.0
@@ -50,15 +51,26 @@ class Unheard(Exception):  # no error of a user's
 
 
 def line_of(text: str) -> bytes:
-    """A message of multistream, shorter than 127 bytes."""
-    return bytes([len(text) + 1]) + text.encode() + b"\n"
+    """A message of multistream."""
+    return encode_varint(len(text) + 1) + text.encode() + b"\n"
 
 
 GREETING: Final = line_of("/multistream/1.0.0")
 
 
-def _field(number: int, data: bytes) -> bytes:
-    return bytes([number << 3 | 2, len(data)]) + data
+def named(protocol: str) -> bytes:
+    """Everything that a client says to open a stream of `protocol`."""
+    return GREETING + line_of(protocol)
+
+
+def field_of(number: int, payload: bytes) -> bytes:
+    """A field of bytes as protobuf encodes it."""
+    return encode_varint(number << 3 | 2) + encode_varint(len(payload)) + payload
+
+
+def framed(message: bytes) -> bytes:
+    """A message of ours, after its length."""
+    return len(message).to_bytes(LENGTH_BYTES, "big") + message
 
 
 class Silent:
@@ -73,7 +85,7 @@ class Silent:
         signature = Ed25519PrivateKey.from_private_bytes(identity.private_bytes()).sign(
             SIGNED_PREFIX + static.public_key().public_bytes_raw()
         )
-        self.handshake = _field(1, KEY_HEADER + public_key_of(self.peer_id)) + _field(2, signature)
+        self.handshake = field_of(1, KEY_HEADER + public_key_of(self.peer_id)) + field_of(2, signature)
         self.links: set[PeerId] = set()
         self._address = ""
         self._changed = trio.Event()  # set, and replaced, whenever a link comes up or ends
@@ -197,7 +209,7 @@ class Line:
                 await self._shake_hands()
             if self._dials:
                 hello = Hello(wire=WIRE_VERSION, swarm=self._me.swarm, software="hostile", record=self._me.record())
-                await self._open(HELLO_PROTOCOL, _framed(canonical(hello)))
+                await self._open(HELLO_PROTOCOL, framed(canonical(hello)))
             while True:
                 await self._hear(*HEADER.unpack(await self._take(HEADER.size)))
         except Exception as error:  # the boundary: whatever ends it, the stranger has this connection no more
@@ -213,7 +225,7 @@ class Line:
             raise Unheard("no link")
         sealed = self._me.sealer.seal(ENVELOPE_KIND, canonical(message))
         try:
-            await self._write(DATA, 0, self._messages, _framed(sealed))
+            await self._write(DATA, 0, self._messages, framed(sealed))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise Unheard(repr(error)) from error
 
@@ -240,7 +252,7 @@ class Line:
         self, name: str, take: Callable[[int], Awaitable[bytes]], send: Callable[[bytes], Awaitable[None]]
     ) -> None:
         """Agree on a protocol: who dials names it, and the other says it again."""
-        await send(GREETING + line_of(name) if self._dials else GREETING)
+        await send(named(name) if self._dials else GREETING)
         for _ in range(2):
             await take((await take(1))[0])
         if not self._dials:
@@ -282,7 +294,7 @@ class Line:
     async def _open(self, protocol: str, data: bytes = b"") -> int:
         number = next(self._numbers)
         self._streams[number] = _Stream(protocol)
-        await self._write(DATA, SYN, number, GREETING + line_of(protocol) + data)
+        await self._write(DATA, SYN, number, named(protocol) + data)
         return number
 
     async def _hear(self, version: int, kind: int, flags: int, number: int, value: int) -> None:
@@ -325,10 +337,10 @@ class Line:
     async def _serve(self, number: int, stream: _Stream, protocol: str) -> None:
         """Agree to speak a protocol on a stream that the node opened."""
         if protocol not in (HELLO_PROTOCOL, MESSAGES_PROTOCOL):
-            await self._write(DATA, 0, number, GREETING + line_of(NOT_SERVED))
+            await self._write(DATA, 0, number, named(NOT_SERVED))
             return
         stream.protocol, stream.agreed = protocol, True
-        await self._write(DATA, 0, number, GREETING + line_of(protocol))
+        await self._write(DATA, 0, number, named(protocol))
         if protocol == MESSAGES_PROTOCOL:
             self._messages = await self._open(MESSAGES_PROTOCOL)
             self._me.linked(self)
@@ -337,7 +349,7 @@ class Line:
         if stream.protocol == HELLO_PROTOCOL and not stream.is_mine:
             self._me.made["dialled"] += 1
             welcome = Welcome(record=self._me.record(), others=())
-            await self._write(DATA, FIN, number, _framed(canonical(welcome)))
+            await self._write(DATA, FIN, number, framed(canonical(welcome)))
         elif stream.protocol == HELLO_PROTOCOL:
             answer: HelloAnswer = decode(message, HelloAnswer)  # type: ignore[arg-type]
             if isinstance(answer, Welcome) and answer.record:
@@ -349,7 +361,3 @@ class Line:
             said: LinkMessage = decode(envelope.payload, LinkMessage)  # type: ignore[arg-type]
             if isinstance(said, Ping):
                 await self.say(Ack(nonce=said.nonce, incarnation=0))
-
-
-def _framed(message: bytes) -> bytes:
-    return len(message).to_bytes(LENGTH_BYTES, "big") + message

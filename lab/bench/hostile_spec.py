@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from shoal.lab.case import Spec
-from shoal.lab.targets import Row, Target, missed
+from shoal.lab.targets import Row, Target
 from shoal.node.option import Option, Within, check_options
 from shoal.protocol.errors import ConfigError
 from shoal.swarm.links import LINK_LIMIT
@@ -129,8 +129,3 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
             return ()
         kept = self.attacks.get("nodes kept full", HONEST)
         return FILLED.row(0 if self.attacks.get("nodes full") else HONEST), KEPT.row(HONEST - kept)
-
-    @property
-    def missed(self) -> tuple[str, ...]:
-        """The targets that were missed, a line each."""
-        return tuple(map(str, missed(self.rows)))

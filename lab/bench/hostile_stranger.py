@@ -32,7 +32,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from shoal.lab.bench.hostile_silent import GREETING, Herald, Silent, Unheard
+from shoal.lab.bench.hostile_silent import GREETING, Herald, Silent, Unheard, field_of, framed, named
 from shoal.node.state.state_server import FETCH_PROTOCOL
 from shoal.protocol.address import parse_address
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -48,7 +48,7 @@ from shoal.swarm.links import ENVELOPE_KIND, HELLO_PROTOCOL, MESSAGES_PROTOCOL, 
 from shoal.swarm.manifest_exchange import MANIFEST_PROTOCOL
 from shoal.swarm.muxer import FOREIGN_ERRORS
 from shoal.swarm.net_stream import encode_varint
-from shoal.swarm.streams import LENGTH_BYTES, MessageStream
+from shoal.swarm.streams import MessageStream
 
 FAR: Final = 1_000_000
 """Rounds."""
@@ -117,17 +117,6 @@ async def until_parted(host: Host, peer: PeerId) -> None:
     """Return once the other end is gone, which it says to nobody."""
     while peer in host.connected():  # noqa: ASYNC110
         await trio.sleep(LOOK_S)
-
-
-def field_of(number: int, payload: bytes) -> bytes:
-    """Encode a field of bytes as protobuf does."""
-    return encode_varint(number << 3 | 2) + encode_varint(len(payload)) + payload
-
-
-def named(protocol: str) -> bytes:
-    """Encode all that a client says to open a stream of `protocol`."""
-    line = protocol.encode() + b"\n"
-    return GREETING + encode_varint(len(line)) + line
 
 
 def pruning() -> bytes:
@@ -407,7 +396,7 @@ class Flood(Attack):
         async with self.stranger() as one, trio.open_nursery() as nursery:
             peer = await one.host.dial(address, deadline_s=DEADLINE_S)
             hello = canonical(one.hello(ANOTHER_SWARM))
-            opening = named(HELLO_PROTOCOL) + len(hello).to_bytes(LENGTH_BYTES, "big") + hello
+            opening = named(HELLO_PROTOCOL) + framed(hello)
             places = trio.Semaphore(UNDER_WAY_LIMIT)
             while peer in one.host.connected():
                 await places.acquire()

@@ -20,7 +20,6 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Entry, Rebase, Value
 from shoal.protocol.wire import SwarmId, decode
-from shoal.testnet.check import Witness, check_swarm
 
 CHAIN_NAME = "chain.log"
 
@@ -96,12 +95,3 @@ class _Reading:
 
 def _given(bans: Sequence[Any] | msgspec.UnsetType) -> Sequence[Any]:
     return () if isinstance(bans, msgspec.UnsetType) else bans
-
-
-def wrong_values_of(folders: Sequence[tuple[PeerId, Path]], rounds: set[tuple[str, int]]) -> int:
-    """Count the elements of the updates that these nodes applied and that differ from the contributions' sum.
-
-    The nodes ran in test mode. Blocks while it recomputes.
-    """
-    witnesses = [Witness(index=i, peer_id=peer, folder=folder) for i, (peer, folder) in enumerate(folders)]
-    return sum(found.wrong_values for found in check_swarm(witnesses, rounds).rounds)

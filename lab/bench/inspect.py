@@ -76,12 +76,8 @@ async def inspect(spec: BenchSpec, folder: Path) -> Inspection:
 
 def witnesses(swarm: BenchSwarm, *, settled: int) -> list[Witness]:
     """All nodes for the check of round `settled`. Who ended before it was certified need not have kept anything."""
-    everyone = [
-        Witness(index=node.index, peer_id=node.peer_id, folder=node.folder, settled=frozenset({(TERM, settled)}))
-        for node in swarm.nodes
-    ]
-    certified = swarm.certified_by(settled)
-    return [w if w.index in certified else replace(w, settled=frozenset()) for w in everyone]
+    certified, known = swarm.certified_by(settled), frozenset({(TERM, settled)})
+    return [replace(one, settled=known) if one.index in certified else one for one in swarm.witnesses]
 
 
 async def _peak_growth(swarm: BenchSwarm) -> int | None:

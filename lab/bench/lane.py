@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 from shoal.cli.render import ShowNow
 from shoal.lab.case import Case, Spec
-from shoal.lab.targets import Row, Target
+from shoal.lab.targets import Row, Spread, Target
 from shoal.node.option import Option, Within
 from shoal.testnet.lane_rate import LaneSpeed, measure_lane
 
@@ -39,14 +40,14 @@ def to_document(speed: LaneSpeed) -> dict[str, object]:
         "encrypted_runs_mb_per_s": [round(rate, 1) for rate in speed.encrypted],
         "shared_runs_mb_per_s": [round(rate, 1) for rate in speed.shared],
         "plaintext_runs_mb_per_s": [round(rate, 1) for rate in speed.plaintext],
-        "ratio": round(speed.ratio, 3),
-        "shared_ratio": round(speed.shared_ratio, 3),
+        "ratio": round(statistics.median(speed.ratios), 3),
+        "shared_ratio": round(statistics.median(speed.shared_ratios), 3),
     }
 
 
 def rows(speed: LaneSpeed) -> tuple[Row, ...]:
     """Measured values, each with its target."""
-    return SHARED.row(speed.shared_ratio), SOCKETS.row(speed.ratio)
+    return SHARED.row(Spread.of(speed.shared_ratios)), SOCKETS.row(Spread.of(speed.ratios))
 
 
 CASE: Final = Case(spec=LaneBench, run=run, rows=rows, document=to_document)

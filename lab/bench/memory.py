@@ -31,7 +31,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -301,25 +301,16 @@ def _is_saved(folder: Path, round: int) -> bool:
 @contextmanager
 def _without_trainers(limits: Sequence[MemoryLimit]) -> Iterator[None]:
     """Let trainers out of the limits of their daemons as soon as they are there, in a thread."""
-    over = threading.Event()
 
     def look() -> None:
-        while not over.wait(FIND_S):
-            for limit in limits:
-                for pid in limit.processes():
-                    with suppress(psutil.Error):
-                        if TRAINER in psutil.Process(pid).cmdline():
-                            limit.let_out(pid)
+        for limit in limits:
+            for pid in limit.processes():
+                with suppress(psutil.Error):
+                    if TRAINER in psutil.Process(pid).cmdline():
+                        limit.let_out(pid)
 
-    thread = threading.Thread(target=look, name="trainers")
-    if limits:
-        thread.start()
-    try:
+    with _again(look, FIND_S) if limits else nullcontext():
         yield
-    finally:
-        over.set()
-        if limits:
-            thread.join()
 
 
 @contextmanager

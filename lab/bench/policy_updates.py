@@ -14,8 +14,7 @@ Apart from `samplers`, which shows them, since it is tested without a swarm.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +26,7 @@ from shoal.cli.text import count, quantity
 from shoal.collectives.codecs import F32, final_chunk_codec
 from shoal.collectives.grid import Grid
 from shoal.collectives.policy_image import VALUE_BYTES, encode_changes, image_of
+from shoal.lab.bench.machine import one_thread
 from shoal.node.sapo.averaging import module_of
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.policies import PolicyLimits, load_policy
@@ -99,7 +99,7 @@ def measure_updates(manifest: Manifest, updates: Sequence[tuple[float, int]]) ->
         TaskChoice(family=load_family(one.family), config=one.config, weight=one.weight) for one in section.tasks
     ]
     lessons = Lessons(choices, seed=manifest.workload.seed, stream="lessons")
-    with _one_thread():
+    with one_thread():
         optimizer = optimizer_of(policy, TAUGHT_RATE)
         _teach(policy, optimizer, lessons, TAUGHT_STEPS)
         before = _values(policy)
@@ -112,17 +112,6 @@ def measure_updates(manifest: Manifest, updates: Sequence[tuple[float, int]]) ->
             _teach(taught, its_optimizer, lessons, steps)
             found.append(ways.sizes(before, _values(taught), rate=rate, steps=steps))
         return found
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """So small a model is quickest on one, and on a busy machine by far."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _teach(policy: Policy, optimizer: torch.optim.Optimizer, lessons: Lessons, steps: int) -> None:

@@ -35,12 +35,12 @@ from shoal.lab.case import Case, LongCaseOptions, Spec
 from shoal.lab.fleet import Swarm, pss_mb, untested_command
 from shoal.lab.shipped import init_tables
 from shoal.lab.targets import Row, Target
-from shoal.node.control_client import FetchedStatus, request
+from shoal.node.control_client import FetchedStatus
 from shoal.node.option import Option, Within
 from shoal.node.reporting.events import Certified, Rollouts
 from shoal.node.sapo.policies import BUILT_IN
 from shoal.node.state.checkpoints import LAYOUT, read_layout
-from shoal.protocol.errors import ShoalError
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.nodes import Launch, Runtime
@@ -168,12 +168,12 @@ class SamplersSwarm(Swarm):
             node.throttle(self.share)
         await self.live(seconds)
 
-    def followed(self) -> dict[int, Followed]:
-        """Rounds and bytes that samplers tell, by index; of one that does not answer in time nothing. Blocks."""
+    async def followed(self) -> dict[int, Followed]:
+        """Rounds and bytes that samplers tell, by index; of one that does not answer in time nothing."""
         found = {}
         for index in self.samplers:
-            with suppress(ShoalError):
-                status: Any = request(self.node(index).folder, "status")
+            with suppress(NetworkError):
+                status: Any = await self.node(index).ask("status")
                 fetched = msgspec.convert(status["fetched"], dict[str, FetchedStatus])
                 found[index] = Followed(status["round"], status["bytes"]["received"], fetched)
         return found
@@ -249,9 +249,9 @@ async def _measure(bench: SamplersBench, samplers: int, tell: ShowNow) -> Window
             await swarm.until(swarm.has_begun, "all have made a round", BEGIN_DEADLINE_S)
             since = swarm.journal.entries[-1].event.at
             tell(f"rounds for {bench.minutes:g} min")
-            before = await trio.to_thread.run_sync(swarm.followed)
+            before = await swarm.followed()
             await swarm.held(60 * bench.minutes)
-            after = await trio.to_thread.run_sync(swarm.followed)
+            after = await swarm.followed()
             return await trio.to_thread.run_sync(swarm.window, since, before, after)
 
 

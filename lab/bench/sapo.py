@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -75,7 +75,7 @@ def measure_sapo(
     """
     started = time.process_time()
     starts = starts or WarmStarts()
-    choices = list(bench.tasks) or task_choices(bench.rewards)
+    choices = list(bench.given_tasks) or task_choices()
     source = TaskSource(choices)
     shared = SharedMemory(seed, delay=bench.delay)
     with one_thread(), Scorer(source) as scorer:
@@ -125,15 +125,9 @@ def _make_agent(
     own_score = partial(scorer.score_each, own=True)
     policy_seed = SEEDS_APART * seed if bench.common else own_seed
     policy, known = CharPolicy(bench.model, seed=policy_seed), taught_choices(bench, choices, number)
-    taught = starts.warm(policy, known, bench.warm_up, score=own_score, seed=policy_seed)
-    sharing = MemberSharing(
-        shared,
-        identity,
-        scorer.source,
-        score=scorer.score_each,
-        seed=own_seed,
-        weighting=bench.sampling,
-    )
+    to_teach = replace(bench.warm_up, reward=bench.warm_up_reward)
+    taught = starts.warm(policy, known, to_teach, score=own_score, seed=policy_seed)
+    sharing = MemberSharing(shared, identity, scorer.source, score=scorer.score_each, seed=own_seed)
     learner = Learner(
         policy,
         bench.learner,

@@ -6,13 +6,13 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, cast, get_args
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from shoal.lab.bench.machine import Machine
 from shoal.lab.case import Numbers, Spec, parse_numbers
-from shoal.node.option import Option
+from shoal.node.option import Option, Within
 from shoal.node.sapo.char_policy import CharModelSettings
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.grpo import ExternalTerms
@@ -23,12 +23,8 @@ from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import load_manifest
-from shoal.protocol.manifest_rollouts import OVER_PROVISION_LIMIT
 
 Skills = Literal["like", "unlike"]
-Sampling = Literal["uniform", "weighted"]
-Rewards = Literal["exact", "shared"]
-"""exact: 1 for the answer itself, else 0. shared: the library's own, with a share for a text that contains it."""
 
 AGENTS_LIMIT: Final = 64
 ROUNDS_LIMIT: Final = 100_000
@@ -59,118 +55,24 @@ UPDATES: Final = UpdateSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SapoBench:
-    """One swarm: `agents` in all, a share of which attacks; I `local` and J `external` groups a round.
+class SapoBench(Spec):
+    """Options of `shoal bench sapo`: a swarm, or several that differ in `settings`; and what is fixed of its agents.
 
     skills: `like`: every agent is warmed up on all families; `unlike`: each on half of them, shifted by one from agent
-    to agent. common: after each round all agents have the mean of their policies. delay: others hear of a group so many
-    rounds after it was made. tasks: in place of `TASKS`, with rewards of their own. Raises ConfigError for what cannot
-    be run.
+    to agent. warm_up: its reward is `warm_up_reward`. choices: tasks in place of those of `tasks`. Raises ConfigError
+    for what cannot be run.
     """
-
-    local: int
-    external: int
-    agents: int
-    rounds: int
-    skills: Skills = "like"
-    attackers: float = 0.0
-    group_size: int = 8
-    over_provision: float = 1.0
-    terms: ExternalTerms = "positive"
-    sampling: Sampling = "uniform"
-    rewards: Rewards = "exact"
-    common: bool = False
-    delay: int = 0
-    model: CharModelSettings = MODEL
-    updates: UpdateSettings = UPDATES
-    warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
-    tasks: tuple[TaskChoice, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        if not 1 <= self.agents <= AGENTS_LIMIT:
-            raise ConfigError(f"--agents must be 1 to {AGENTS_LIMIT}, not {self.agents}")
-        if not 1 <= self.rounds <= ROUNDS_LIMIT:
-            raise ConfigError(f"--rounds must be 1 to {ROUNDS_LIMIT}, not {self.rounds}")
-        if self.skills not in get_args(Skills):
-            raise ConfigError(f"--skills must be {' or '.join(get_args(Skills))}, not {self.skills!r}")
-        if self.skills == "unlike" and len(self.tasks) == 1:
-            raise ConfigError("--skills unlike: of one task there is no half; give --tasks a manifest with two or more")
-        if self.terms not in get_args(ExternalTerms):
-            raise ConfigError(f"--terms must be one of {', '.join(get_args(ExternalTerms))}, not {self.terms!r}")
-        if self.sampling not in get_args(Sampling):
-            raise ConfigError(f"--sampling must be {' or '.join(get_args(Sampling))}, not {self.sampling!r}")
-        if self.rewards not in get_args(Rewards):
-            raise ConfigError(f"--rewards must be {' or '.join(get_args(Rewards))}, not {self.rewards!r}")
-        if not 0 <= self.delay < self.rounds + 1:
-            raise ConfigError(f"--delay must be 0 to the {self.rounds} rounds that are made, not {self.delay}")
-        if not 0 <= self.attackers < 1 or self.honest < 1:
-            raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
-        if not (1 <= self.local <= GROUPS_LIMIT and 0 <= self.external <= GROUPS_LIMIT):
-            raise ConfigError(
-                f"--local must be 1 to {GROUPS_LIMIT} and --external 0 to {GROUPS_LIMIT}, not "
-                f"{self.local}/{self.external}"
-            )
-        if not 1 <= self.over_provision <= OVER_PROVISION_LIMIT:
-            raise ConfigError(f"--over-provision must be 1 to {OVER_PROVISION_LIMIT:g}, not {self.over_provision}")
-        if not 0 < self.updates.learning_rate < math.inf:
-            raise ConfigError(f"--learning-rate must be a number above 0, not {self.updates.learning_rate}")
-
-    @property
-    def attacking(self) -> int:
-        """Number of agents that attack."""
-        return round(self.attackers * self.agents)
-
-    @property
-    def honest(self) -> int:
-        """Number of agents that learn."""
-        return self.agents - self.attacking
-
-    @property
-    def learner(self) -> LearnerSettings:
-        """Settings of every honest agent's learner."""
-        return LearnerSettings(
-            local=self.local,
-            external=self.external,
-            group_size=self.group_size,
-            over_provision=self.over_provision,
-            label="char-policy" if self.terms == "tis" else None,
-            updates=replace(self.updates, terms=self.terms),
-        )
-
-    @property
-    def facts(self) -> dict[str, int | float | str]:
-        """Settings that tell this bench's results from those of another, under their names in `SapoResult`."""
-        return {
-            "local": self.local,
-            "external": self.external,
-            "agents": self.agents,
-            "rounds": self.rounds,
-            "skills": self.skills,
-            "terms": self.terms,
-            "sampling": self.sampling,
-            "rewards": self.rewards,
-            "attackers": self.attacking,
-            "over_provision": self.over_provision,
-            "common": self.common,
-            "delay": self.delay,
-            "learning_rate": self.updates.learning_rate,
-            "warm_up_reward": self.warm_up.reward,
-            "tasks": "; ".join(f"{one.family.name} {one.config} × {one.weight}" for one in self.tasks),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SapoOptions(Spec):
-    """Options of `shoal bench sapo`, as written."""
 
     local: Annotated[int, Option("--local", help="I: groups that each agent generates a round.")] = 4
     external: Annotated[int, Option("--external", help="J: groups of others that each agent takes a round.")] = 4
-    agents: Annotated[int, Option("--agents", help="How many agents, attackers among them.")] = 8
-    rounds: Annotated[int, Option("--rounds", help="How many rounds every agent makes.")] = 200
+    agents: Annotated[
+        int, Option("--agents", help="How many agents, attackers among them.", check=Within(1, AGENTS_LIMIT))
+    ] = 8
+    rounds: Annotated[
+        int, Option("--rounds", help="How many rounds every agent makes.", check=Within(1, ROUNDS_LIMIT))
+    ] = 200
     skills: Annotated[
-        str,
-        Option("--skills", help="like: all are warmed up on all tasks; unlike: each on half.", metavar="like|unlike"),
+        Skills, Option("--skills", help="like: all are warmed up on all tasks; unlike: each on half.")
     ] = "like"
     attackers: Annotated[float, Option("--attackers", help="Share of the agents that attack.")] = 0.0
     settings: Annotated[
@@ -186,31 +88,9 @@ class SapoOptions(Spec):
         Option("--results", help="Add each run to this file, a document a line; do not repeat what is in it."),
     ] = None
     terms: Annotated[
-        str | None,
-        Option(
-            "--terms",
-            help="What bounds others' completions with negative advantage. [default: positive]",
-            metavar="naive|positive|tis",
-        ),
-    ] = None
-    sampling: Annotated[
-        str,
-        Option(
-            "--sampling", help="Others' groups: all alike, or by the announced variance.", metavar="uniform|weighted"
-        ),
-    ] = "uniform"
-    rewards: Annotated[
-        str,
-        Option(
-            "--rewards",
-            help="1 for the exact answer alone, or the library's, which shares it among texts that contain the answer.",
-            metavar="exact|shared",
-        ),
-    ] = "exact"
+        ExternalTerms, Option("--terms", help="What bounds others' completions with negative advantage.")
+    ] = "positive"
     learning_rate: Annotated[float, Option("--learning-rate", help="Of every agent's AdamW.")] = UPDATES.learning_rate
-    over_provision: Annotated[
-        float, Option("--over-provision", help="Groups under way ÷ groups needed; partial ones go on next round.")
-    ] = 1.0
     common: Annotated[
         bool, Option("--common", help="All agents have one policy: after each round the mean of theirs.")
     ] = False
@@ -226,46 +106,87 @@ class SapoOptions(Spec):
             metavar="MANIFEST",
         ),
     ] = None
+    group_size: int = 8
+    model: CharModelSettings = MODEL
+    warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
+    choices: tuple[TaskChoice, ...] = ()
 
-    def bench_of(self, local: int, external: int) -> SapoBench:
-        """The swarm in which so many groups of a round are its own and others'. Raises ConfigError."""
-        return SapoBench(
-            local=local,
-            external=external,
-            agents=self.agents,
-            rounds=self.rounds,
-            skills=cast(Skills, self.skills),
-            attackers=self.attackers,
-            over_provision=self.over_provision,
-            terms="positive" if self.terms is None else cast(ExternalTerms, self.terms),
-            sampling=cast(Sampling, self.sampling),
-            rewards=cast(Rewards, self.rewards),
-            common=self.common,
-            delay=self.delay,
-            updates=replace(UPDATES, learning_rate=self.learning_rate),
-            warm_up=WarmUpSettings(reward=self.warm_up_reward),
-            tasks=() if self.tasks is None else tasks_in(self.tasks),
-        )
+    def __post_init__(self) -> None:
+        Spec.__post_init__(self)
+        if len(self.given_tasks) == 1 and self.skills == "unlike":
+            raise ConfigError("--skills unlike: of one task there is no half; give --tasks a manifest with two or more")
+        if not 0 <= self.delay < self.rounds + 1:
+            raise ConfigError(f"--delay must be 0 to the {self.rounds} rounds that are made, not {self.delay}")
+        if not 0 <= self.attackers < 1 or self.honest < 1:
+            raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
+        if not (1 <= self.local <= GROUPS_LIMIT and 0 <= self.external <= GROUPS_LIMIT):
+            raise ConfigError(
+                f"--local must be 1 to {GROUPS_LIMIT} and --external 0 to {GROUPS_LIMIT}, not "
+                f"{self.local}/{self.external}"
+            )
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"--learning-rate must be a number above 0, not {self.learning_rate}")
+        _ = self.benches
 
     @property
     def benches(self) -> list[SapoBench]:
-        """Benches to run, one after the other. Raises ConfigError."""
-        return [self.bench_of(local, external) for local, external in self._settings()]
-
-    def _settings(self) -> list[tuple[int, int]]:
+        """One bench for each of the `settings`, this one where there are none. Raises ConfigError."""
         if self.settings is None:
-            return [(self.local, self.external)]
+            return [self]
         found = [re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", part.strip()) for part in self.settings.split(",")]
         pairs = [(int(one[1]), int(one[2])) for one in found if one is not None]
         if len(pairs) < len(found):
             raise ConfigError(f"--settings: {self.settings!r} is not a list of pairs like 8/0,4/4")
-        return pairs
+        return [replace(self, settings=None, local=local, external=external) for local, external in pairs]
+
+    @property
+    def attacking(self) -> int:
+        """Number of agents that attack."""
+        return round(self.attackers * self.agents)
+
+    @property
+    def honest(self) -> int:
+        """Number of agents that learn."""
+        return self.agents - self.attacking
+
+    @property
+    def given_tasks(self) -> tuple[TaskChoice, ...]:
+        """Tasks that were asked for; none for those of the benchmark."""
+        return self.choices or (() if self.tasks is None else tasks_in(self.tasks))
+
+    @property
+    def learner(self) -> LearnerSettings:
+        """Settings of every honest agent's learner."""
+        return LearnerSettings(
+            local=self.local,
+            external=self.external,
+            group_size=self.group_size,
+            label="char-policy" if self.terms == "tis" else None,
+            updates=replace(UPDATES, learning_rate=self.learning_rate, terms=self.terms),
+        )
+
+    @property
+    def facts(self) -> dict[str, int | float | str]:
+        """Settings that tell this bench's results from those of another, under their names in `SapoResult`."""
+        return {
+            "local": self.local,
+            "external": self.external,
+            "agents": self.agents,
+            "rounds": self.rounds,
+            "skills": self.skills,
+            "terms": self.terms,
+            "attackers": self.attacking,
+            "common": self.common,
+            "delay": self.delay,
+            "learning_rate": self.learning_rate,
+            "warm_up_reward": self.warm_up_reward,
+            "tasks": "; ".join(f"{one.family.name} {one.config} × {one.weight}" for one in self.given_tasks),
+        }
 
 
-def task_choices(rewards: Rewards = "exact") -> list[TaskChoice]:
+def task_choices() -> list[TaskChoice]:
     """The families of `TASKS`. Raises ConfigError where reasoning-gym is missing."""
-    family = ExactFamily if rewards == "exact" else GymFamily
-    return [TaskChoice(family=family(name), config=config) for name, config in TASKS]
+    return [TaskChoice(family=ExactFamily(name), config=config) for name, config in TASKS]
 
 
 def tasks_in(manifest: Path) -> tuple[TaskChoice, ...]:
@@ -348,15 +269,12 @@ class SapoResult(msgspec.Struct, frozen=True, kw_only=True):
     warm_up_rewards: tuple[float, ...]
     skills: str
     terms: str
-    sampling: str
     attackers: int
-    over_provision: float
     learning_rate: float
     warm_up_reward: float
     seed: int
     cpu_s: float
     machine: Machine
-    rewards: str = "exact"
     common: bool = False
     delay: int = 0
     tasks: str = ""

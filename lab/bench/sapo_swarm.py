@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from shoal.node.sapo.groups import JudgedGroup, announced
 from shoal.node.sapo.judge import Judge, Score
-from shoal.node.sapo.selection import Intake, Tasks, Weighting
+from shoal.node.sapo.selection import Intake, Tasks
 from shoal.node.sapo.tasks import TaskSource
 from shoal.node.sapo.trust import Trust
 from shoal.protocol.identity import Identity, PeerId
@@ -109,9 +109,8 @@ class MemberSharing:
         *,
         score: Score,
         seed: int,
-        weighting: Weighting = "uniform",
     ) -> None:
-        """score: of others' text. seed, weighting: of the choice among offers."""
+        """score: of others' text. seed: of the choice among offers, all alike."""
         self._shared = shared
         self._sealer = Sealer(identity, shared.swarm_id, boot=0)
         self._book = OfferBook(shared.swarm_id, identity.peer_id)
@@ -122,7 +121,7 @@ class MemberSharing:
             trust=self._trust,
             seed=seed,
             staleness_rounds=KEPT_ROUNDS,
-            weighting=weighting,
+            weighting="uniform",
         )
         self._round = 0
         self._refused: Counter[str] = Counter()

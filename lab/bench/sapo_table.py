@@ -14,7 +14,7 @@ import typer
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.sapo import OnRound, WarmStarts, measure_sapo
-from shoal.lab.bench.sapo_spec import SapoBench, SapoOptions, SapoResult
+from shoal.lab.bench.sapo_spec import SapoBench, SapoResult
 from shoal.lab.case import Case, LongCaseOptions, Spec
 from shoal.lab.page import table
 from shoal.lab.targets import Row, Spread, Target
@@ -171,9 +171,9 @@ def _append(path: Path, result: SapoResult) -> None:
 # -- the commands --------------------------------------------------------------------------------------------
 
 
-def run(options: SapoOptions, tell: ShowNow) -> Iterator[SapoResult]:
+def run(bench: SapoBench, tell: ShowNow) -> Iterator[SapoResult]:
     """Train agents on verifiable tasks in one process; J groups of each round are others', announced and judged."""
-    benches, seeds = options.benches, options.seeds or (options.seed,)
+    benches, seeds = bench.benches, bench.seeds or (bench.seed,)
 
     def show_run(bench: SapoBench, seed: int) -> OnRound:
         def show_round(made: int, reward: float) -> None:
@@ -182,7 +182,7 @@ def run(options: SapoOptions, tell: ShowNow) -> Iterator[SapoResult]:
 
         return show_round
 
-    return measure_all(benches, seeds, results=options.results, on_run=show_run)
+    return measure_all(benches, seeds, results=bench.results, on_run=show_run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,5 +210,5 @@ def to_lines(results: Sequence[SapoResult]) -> Iterable[str]:
     yield from map(str, rows_of(results))
 
 
-CASE: Final = Case(spec=SapoOptions, run=run, lines=to_lines, rows=rows_of, in_parts=True, options=LongCaseOptions)
+CASE: Final = Case(spec=SapoBench, run=run, lines=to_lines, rows=rows_of, in_parts=True, options=LongCaseOptions)
 TABLE: Final = Case(spec=SapoTableOptions, run=put_together, lines=to_lines, rows=rows_of, in_parts=True)

@@ -12,8 +12,6 @@ contributes to it.
 
 from __future__ import annotations
 
-import math
-import os
 import statistics
 import subprocess
 import sys
@@ -25,7 +23,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import msgspec
 import trio
 
 from shoal.cli.render import ShowNow
@@ -34,7 +31,7 @@ from shoal.lab.bench.scale_spec import ScaleBench, ScaleResult, Sides, Steps, St
 from shoal.lab.bench.step_tally import NodeTally, noting_command, read_node, tally
 from shoal.lab.bench.tally_workload import WORKLOAD_NAME
 from shoal.lab.case import Case
-from shoal.lab.fleet import Swarm, cpu_s, pss_mb
+from shoal.lab.fleet import Swarm, cpu_s, load_per_core, pss_mb
 from shoal.lab.shipped import init_tables, not_default
 from shoal.node.reporting.events import CaughtUp, Contributed, Holding, Linked, Lost, Revived, RoundEnded
 from shoal.node.reporting.events import RoundStarted as Begun
@@ -58,9 +55,6 @@ CHUNK_VALUES: Final = 4096
 STALENESS_ROUNDS: Final = 60
 """Age up to which a missed contribution may count. Rounds are short here; in a swarm of longer ones the default does.
 """
-START_DEADLINE_S: Final = 120.0
-START_S_PER_NODE: Final = 12.0
-"""Of a machine with two cores that starts all at once: what a daemon and its trainer import takes some seconds each."""
 ROUND_DEADLINE_S: Final = 120.0
 """Beside its steps. Where a round takes longer, those before it count, and the command says how many did not come."""
 FOLLOW_DEADLINE_S: Final = 30.0
@@ -109,16 +103,11 @@ class ScaleSwarm(Swarm):
                     self.together.add(entry.node)
         self._read_entries = len(self.journal.entries)
 
-    def last_round(self) -> int:
+    @property
+    def last_certified(self) -> int:
         """The last round that anybody is past."""
         self.read()
         return max(self.past.values(), default=0)
-
-    async def wait_round(self, number: int, limit_s: float) -> bool:
-        """Wait until somebody is past a round; False if nobody is in time. Raises NetworkError if a node ended."""
-        with trio.move_on_after(limit_s):
-            await self.until(lambda: self.last_round() >= number, f"round {number} is certified", math.inf)
-        return self.last_round() >= number
 
     def limit_s(self, count: int) -> float:
         """Seconds within which so many rounds are to come."""
@@ -129,10 +118,6 @@ class ScaleSwarm(Swarm):
         return self.bench.round_s if self.bench.trainers == "wait" else 0.0
 
     # -- the run ---------------------------------------------------------------------------------------------
-
-    async def begin(self) -> float | None:
-        """Start all and let them begin together; returns how long the start took, None if not all came in time."""
-        return await self.begin_together(START_DEADLINE_S + START_S_PER_NODE * self.bench.nodes)
 
     def all_wait(self) -> bool:
         """See `Swarm`."""
@@ -172,7 +157,7 @@ class ScaleSwarm(Swarm):
         return began, time.time()
 
     def _faults(self) -> Iterator[Fault]:
-        bench, number = self.bench, max(1, self.last_round())
+        bench, number = self.bench, max(1, self.last_certified)
         if bench.apart:
             groups = tuple(tuple(side) for side in bench.sides)
             yield Fault(kind="partition", groups=groups, round=number, duration_s=bench.seconds)
@@ -235,11 +220,11 @@ async def _watched(swarm: ScaleSwarm) -> AsyncIterator[None]:
 
 
 async def _measure(bench: ScaleBench, folder: Path, tell: ShowNow) -> ScaleResult:
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    load = load_per_core()
     with _endless_loops(bench.beside_loops), _links(bench) as links:
         swarm = ScaleSwarm(bench, folder, links)
         async with swarm.owned():
-            start_s = await swarm.begin()
+            start_s = await swarm.begin_together()
             tell(f"{bench.nodes} nodes have started")
             began = ended = 0.0
             if bench.struck:
@@ -247,7 +232,7 @@ async def _measure(bench: ScaleBench, folder: Path, tell: ShowNow) -> ScaleResul
             else:
                 await _go_on_for(swarm, tell)
             memory_mb = await trio.to_thread.run_sync(pss_mb, swarm.daemons().values())
-            record = swarm.record(max(1, swarm.last_round()) if bench.struck else bench.rounds)
+            record = swarm.record(max(1, swarm.last_certified) if bench.struck else bench.rounds)
     found = partial(result_of, swarm, record, load=load, start_s=start_s, memory_mb=memory_mb, struck=(began, ended))
     return await trio.to_thread.run_sync(found)
 
@@ -261,7 +246,7 @@ async def _go_on_for(swarm: ScaleSwarm, tell: ShowNow) -> None:
                 return
             tell(f"round {number} of {rounds}", number / rounds)
     with trio.move_on_after(FOLLOW_DEADLINE_S):
-        await swarm.journal.until(lambda: swarm.last_round() > 0 and _all_are_past(swarm, rounds))
+        await swarm.journal.until(lambda: swarm.last_certified > 0 and _all_are_past(swarm, rounds))
 
 
 def _all_are_past(swarm: ScaleSwarm, number: int) -> bool:
@@ -274,13 +259,13 @@ async def _go_through_a_strike(swarm: ScaleSwarm, tell: ShowNow) -> tuple[float,
     before = WARM_UP_ROUNDS + rounds
     async with _watched(swarm):
         if not await swarm.wait_round(before, swarm.limit_s(before)):
-            raise NetworkError(f"left alone the nodes certify {swarm.last_round()} rounds, not {before}")
+            raise NetworkError(f"left alone the nodes certify {swarm.last_certified} rounds, not {before}")
     tell(f"{before} rounds; now {len(swarm.bench.struck)} nodes are struck for {swarm.bench.seconds:g} s")
     began, ended = await swarm.strike_all()
     tell("it is over")
     await trio.sleep(BACK_S)
     after = 1 + rounds  # the first may have begun before
-    await swarm.wait_round(swarm.last_round() + after, swarm.limit_s(after))
+    await swarm.wait_round(swarm.last_certified + after, swarm.limit_s(after))
     return began, ended
 
 
@@ -297,13 +282,11 @@ def result_of(
     bench = swarm.bench
     check = swarm.check(record)
     names = frozenset(swarm.node(index).peer_id for index in bench.struck)
-    absent = frozenset(node.peer_id for node in swarm.nodes) if bench.apart else names if bench.stopped else frozenset()
-    away = rows.Away(peers=absent, begin=struck[0], end=struck[1])
     tallies, steps = _tallied(swarm, record, struck) if bench.trainers == "wait" else ((), None)
     return ScaleResult(
         bench=bench,
         not_default=not_default(swarm.manifest),
-        load=round(load, 2),
+        load=load,
         start_s=start_s,
         rounds=record.scenario.rounds,
         certified=len({number for _, number in record.certified_rounds()}),
@@ -311,7 +294,7 @@ def result_of(
         forks=count_forks(record.decided()),
         unverified=check.errors,
         missed={index: ones for index, ones in record.missed().items() if ones and index not in bench.struck},
-        evictions=rows.evictions(record, away),
+        evictions=rows.evictions(record, bench.struck),
         round_s=rows.seconds_of_rounds(record),
         links_made=rows.count_of(record, Linked),
         links_lost=rows.count_of(record, Lost),
@@ -386,9 +369,4 @@ def run(bench: ScaleBench, tell: ShowNow) -> ScaleResult:
         return trio.run(_measure, bench, Path(name), tell)
 
 
-def to_document(result: ScaleResult) -> dict[str, object]:
-    """The result under the names of its fields, and the rows."""
-    return {**msgspec.to_builtins(result, str_keys=True), "rows": msgspec.to_builtins(result.rows)}
-
-
-CASE: Final = Case(spec=ScaleBench, run=run, document=to_document)
+CASE: Final = Case(spec=ScaleBench, run=run)

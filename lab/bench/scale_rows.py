@@ -25,22 +25,9 @@ def deaths_announced(record: RunRecord) -> int:
     return sum(isinstance(entry.event, Died) and not entry.event.left for entry in record.entries)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Away:
-    """Nodes that do not run from `begin` to `end` (wall clock), and are dead to others with reason."""
-
-    peers: frozenset[str] = frozenset()
-    begin: float = inf
-    end: float = -inf
-
-    def covers(self, peer: str, at: float) -> bool:
-        """True if that peer does not run then."""
-        return peer in self.peers and self.begin <= at <= self.end
-
-
-def evictions(record: RunRecord, away: Away) -> int:
-    """Count the evictions of nodes that live, after the first round."""
-    return sum(number > 1 and not away.covers(node.peer_id, at) for number, node, at in record.evictions())
+def evictions(record: RunRecord, struck: Collection[int]) -> int:
+    """Count the evictions of nodes other than those that were struck, after the first round."""
+    return sum(number > 1 and node.index not in struck for number, node, _ in record.evictions())
 
 
 def seconds_of_rounds(record: RunRecord) -> Spread | None:

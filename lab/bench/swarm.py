@@ -23,9 +23,7 @@ import psutil  # type: ignore[import-untyped]
 from shoal.lab.bench.synthetic import WORKLOAD_NAME
 from shoal.lab.fleet import Swarm, untested_command
 from shoal.node.options import Hold
-from shoal.node.reporting.event_files import LOG_NAME
-from shoal.node.reporting.event_log import read_log
-from shoal.node.reporting.events import Certified, Died, Holding, Linked, Lost, Revived, RoundStarted, Started
+from shoal.node.reporting.events import Certified
 from shoal.node.state.disk_need import bytes_at_least
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
@@ -103,7 +101,7 @@ class BenchSwarm(Swarm):
         """Start all nodes and have each linked with each, in front of the gate of round 1. Raises NetworkError."""
         await self.start()
         await self.until(
-            lambda: all(self.begun(node, 1) for node in self.nodes) and self._all_linked(),
+            lambda: all(self.began_round(node, 1) for node in self.nodes) and self.all_linked(),
             "all nodes are linked and in round 1",
             START_DEADLINE_S,
         )
@@ -121,15 +119,6 @@ class BenchSwarm(Swarm):
         own = tuple(hold for hold in self.spec.holds.get(node.index, ()) if hold.round > after)
         await super().launch(node, join=join, rounds=rounds, holds=(*holds, *own))
 
-    def _all_linked(self) -> bool:
-        """True if each node believes all others alive, and is linked with them."""
-        return all(len(_peers_of(node.folder)) == self.spec.peers - 1 for node in self.nodes)
-
-    def begun(self, node: NodeProcess, round: int) -> bool:
-        """True if the node's present process has begun that round."""
-        began_at = node.lives[-1].started_at
-        return any(e.round == round and e.at >= began_at for e in self.journal.of(RoundStarted, node.index))
-
     def open_gate(self, round: int) -> None:
         """Let the nodes contribute to `round`."""
         self._gates.pop(round).close()
@@ -142,7 +131,7 @@ class BenchSwarm(Swarm):
     async def until_certified(self, round: int, nodes: list[NodeProcess]) -> None:
         """Return once these nodes have certified `round` and begun the next. Raises NetworkError."""
         await self.until(
-            lambda: all(self.begun(node, round + 1) for node in nodes),
+            lambda: all(self.began_round(node, round + 1) for node in nodes),
             f"round {round} is certified",
             self.spec.round_deadline_s,
         )
@@ -153,27 +142,23 @@ class BenchSwarm(Swarm):
     async def until_back(self, node: NodeProcess, round: int) -> None:
         """Return once a node that was away has begun `round` and is linked with all others. Raises NetworkError."""
         await self.until(
-            lambda: self.begun(node, round) and self._all_linked(),
+            lambda: self.began_round(node, round) and self.all_linked(),
             f"node {node.index} is back in round {round}",
             START_DEADLINE_S + self.spec.round_deadline_s,
         )
 
     async def until_holding(self, round: int, phase: str, nodes: list[NodeProcess]) -> None:
         """Return once these nodes hold there. Raises NetworkError."""
-
-        def holds(node: NodeProcess) -> bool:
-            events = self.journal.of(Holding, node.index)
-            return any((event.round, event.phase) == (round, phase) for event in events)
-
         await self.until(
-            lambda: all(map(holds, nodes)), f"all hold in round {round}, {phase}", self.spec.round_deadline_s
+            lambda: all(self.holding(node, round, phase) for node in nodes),
+            f"all hold in round {round}, {phase}",
+            self.spec.round_deadline_s,
         )
 
     def certified_by(self, round: int) -> dict[int, Certified]:
         """Certificates of that round, by the index of the node that logged it."""
-        return {
-            e.node: e.event for e in self.journal.entries if isinstance(e.event, Certified) and e.event.round == round
-        }
+        found = {node.index: self.certificate(node, round) for node in self.nodes}
+        return {index: event for index, event in found.items() if event is not None}
 
 
 def check_memory(spec: BenchSpec, available: int) -> None:
@@ -232,23 +217,3 @@ def _closed_gates(folder: Path, rounds: int, held: ExitStack) -> dict[int, IO[st
         gates[round] = held.enter_context((folder / str(round)).open("w"))
         fcntl.flock(gates[round], fcntl.LOCK_EX)
     return gates
-
-
-def _peers_of(folder: Path) -> set[str]:
-    """Peers that the node in `folder` is linked with and believes alive, by its log."""
-    linked: set[str] = set()
-    dead: set[str] = set()
-    for event in read_log(folder / LOG_NAME):
-        match event:
-            case Started():
-                linked, dead = set(), set()
-            case Linked():
-                linked.add(event.peer)
-                dead.discard(event.peer)
-            case Lost():
-                linked.discard(event.peer)
-            case Died():
-                dead.add(event.peer)
-            case Revived():
-                dead.discard(event.peer)
-    return linked - dead

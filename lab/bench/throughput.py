@@ -78,8 +78,6 @@ def to_document(result: Throughput) -> dict[str, object]:
         "alone_tokens_per_s": round(statistics.median(alone), 3),
         "tokens_per_s": round(statistics.median(together), 3),
         "overhead": round(result.overhead, 4),
-        "overhead_target": None if result.target is None else result.target.most,
-        "target_met": result.target_met,
         "overheads": [round(one, 4) for one in result.overheads],
         "work_overhead": round(result.work_overhead, 4),
         "work_overheads": [round(one, 4) for one in result.work_overheads],

@@ -283,11 +283,6 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
         return OVERHEADS.get(self.bench.strategy)
 
     @property
-    def target_met(self) -> bool | None:
-        """True if the overhead meets its target; None where the strategy has none."""
-        return None if self.target is None else self.target.row(self.overhead).met
-
-    @property
     def sound(self) -> bool:
         """True if all nodes came to the same states, in every run."""
         return all(run.sound for run in self.together)

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -43,6 +42,7 @@ from shoal.lab.campaigns.campaign_plan import (
 )
 from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, report_of, to_json
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, short_manifest
+from shoal.lab.campaigns.settings import Campaign
 from shoal.lab.fork_client import forking
 from shoal.node.reporting.event_files import LOG_NAME, earlier_of
 from shoal.node.state.store import disk_errors
@@ -59,32 +59,16 @@ REPORT_NAME: Final = "campaign.json"
 _KEPT_OF_A_NODE: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", "agreement.log", "chain.log")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Campaign:
-    """Settings of a campaign. only: a single one of the runs, as the seed makes it among the others; None for all.
-
-    keep: leave the folders of groups without a failure too. short: each number of peers with one codec in place of all,
-    most faults in the midst of a reduce, and nothing waits that can be done meanwhile.
-    """
-
-    seed: int = 1
-    runs: int = 200
-    peers: tuple[int, ...] = PEERS
-    codecs: tuple[str, ...] = CODECS
-    mix: Mix | None = None
-    only: int | None = None
-    keep: bool = False
-    short: bool = False
-
-    def drawn(self) -> tuple[Run, ...]:
-        """Draw its runs. Raises ConfigError."""
-        groups = pairs_of(self.peers, self.codecs) if self.short else groups_of(self.peers, self.codecs)
-        runs = draw_runs(self.seed, self.runs, groups, self.mix or (SHORT_MIX if self.short else Mix()))
-        if self.only is None:
-            return runs
-        if not 1 <= self.only <= self.runs:
-            raise ConfigError(f"--only: there is no run {self.only} among {self.runs}")
-        return (runs[self.only - 1],)
+def drawn(campaign: Campaign) -> tuple[Run, ...]:
+    """Draw the runs of a campaign. Raises ConfigError."""
+    group = pairs_of if campaign.short else groups_of
+    groups = group(campaign.peers or PEERS, campaign.codecs or CODECS)
+    runs = draw_runs(campaign.seed, campaign.runs, groups, SHORT_MIX if campaign.short else Mix())
+    if campaign.only is None:
+        return runs
+    if not 1 <= campaign.only <= campaign.runs:
+        raise ConfigError(f"--only: there is no run {campaign.only} among {campaign.runs}")
+    return (runs[campaign.only - 1],)
 
 
 async def run_campaign(campaign: Campaign, out: Path, on_run: Callable[[RunRecord], None]) -> CampaignReport:
@@ -93,7 +77,7 @@ async def run_campaign(campaign: Campaign, out: Path, on_run: Callable[[RunRecor
     Raises ConfigError or StorageError before anything starts; KeyboardInterrupt, after the report is written, if a
     signal ended it. Cancellation: all processes are killed and reaped; no report.
     """
-    runs = campaign.drawn()
+    runs = drawn(campaign)
     out = await trio.to_thread.run_sync(_prepare_folder, out)
     began = time.monotonic()
     course = _Course(campaign, out, on_run)
@@ -174,7 +158,7 @@ class _Course:
             await swarm.begin()
             gate = await swarm.gather(after=1)
         except NetworkError as error:
-            await self._record(swarm, RunRecord(run=runs.pop(0), unrecovered=1, problems=(str(error),)))
+            await self._record(swarm, RunRecord(run=runs.pop(0), trouble=str(error)))
         while runs and gate is not None:
             self.calm_s[swarm.group.name] = round(swarm.calm_s, 3)
             gate = await self._do(swarm, runs.pop(0), gate)
@@ -184,11 +168,11 @@ class _Course:
         await trio.to_thread.run_sync(swarm.forget, gate)
         attempt = _Attempt(swarm, run, gate)
         following = None
-        trouble: tuple[str, ...] = ()
+        trouble: str | None = None
         try:
             following = await attempt.carry_out()
         except NetworkError as error:
-            trouble = (str(error),)
+            trouble = str(error)
         last = gate if following is None else following - 1
         record = await trio.to_thread.run_sync(attempt.record, last, trouble)
         await self._record(swarm, record)
@@ -210,7 +194,7 @@ class _Course:
         again += " --short" if campaign.short else ""
         with disk_errors(folder):
             folder.mkdir(parents=True)
-            content = msgspec.to_builtins(record) | {"again": again}
+            content = msgspec.to_builtins(record) | {"problems": record.problems, "again": again}
             (folder / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
             shutil.copy(swarm.folder / "swarm.toml", folder)
             for node in swarm.nodes:
@@ -273,7 +257,7 @@ class _Attempt:
             self._bound_s + CERTIFY_SLACK_S,
         )
 
-    def record(self, last: int, trouble: tuple[str, ...]) -> RunRecord:
+    def record(self, last: int, trouble: str | None) -> RunRecord:
         """Judge the rounds up to `last`, and return the run's record. Blocks."""
         strike = self._fault.strike
         struck = frozenset(n.index for n in self._swarm.nodes if n not in self._fault.survivors)
@@ -286,7 +270,6 @@ class _Attempt:
             bound_s=self._bound_s,
             codec=self._run.group.codec,
         )
-        found = examine(self._swarm.members, window)
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
         round_s = statistics.median(ends) - self._released_at - strike.held_s if ends else None
         return RunRecord(
@@ -297,16 +280,8 @@ class _Attempt:
             struck_at=strike.at,
             round_s=round_s,
             delay_s=None if round_s is None else round_s - self._calm_s,
-            evicted=found.evicted,
-            coverage=found.coverage,
             whole_s=self._whole_s,
             bound_s=self._bound_s,
-            rounds_checked=found.rounds_checked,
-            wrong_values=found.wrong_values,
-            forks=found.forks,
-            broken_votes=found.broken_votes,
-            late_rounds=found.late_rounds,
-            unverified=found.unverified,
-            unrecovered=int(bool(trouble)),
-            problems=(*trouble, *found.problems),
+            found=examine(self._swarm.witnesses, window),
+            trouble=trouble,
         )

@@ -84,9 +84,9 @@ class Fault:
         if run.kind == "kill_repair":
             points = ["reduce", "repair"][: len(victims)]
         for node, phase in zip(victims, points, strict=False):
-            await self._swarm.order(node, "hold", f"{self._gate}:{phase}:{run.progress if phase == 'reduce' else 0}")
+            await node.ask("hold", f"{self._gate}:{phase}:{run.progress if phase == 'reduce' else 0}")
         released_at = time.time()
-        await self._swarm.order_all(self._swarm.nodes, "release")
+        await self._swarm.ask_all(self._swarm.nodes, "release")
         self._phases = points
         return released_at
 
@@ -174,7 +174,7 @@ class Fault:
         broken = 0
         for cut in range(self._run.cuts):
             await trio.sleep(CUT_PERIOD_S if cut else 0)
-            reply = await self._swarm.order(victim, "cut", *peers)
+            reply = await victim.ask("cut", *peers)
             broken += len(msgspec.convert(reply["cut"], list[str]))
         self.strike.point += f", lanes to peers cut {broken} times"
         await self._swarm.release([victim])
@@ -196,7 +196,7 @@ class Fault:
                 await self._strike("continue", node)
             await swarm.release([node])
         if quiet:
-            await swarm.until(lambda: all(map(swarm.under_way, killed)), "who was killed is back", START_DEADLINE_S)
+            await swarm.until(lambda: all(map(swarm.began_round, killed)), "who was killed is back", START_DEADLINE_S)
             await swarm.release(quiet)
 
 

@@ -52,6 +52,7 @@ _PHASES: Final = ("reduce", "reduce", "reduce", "reduce", "reduce", "plan", "cer
 _TIMED_SHARE: Final = {True: 0.5, False: 0.15}
 """Which share of the cuts, and of other faults, strikes after a while instead of at a phase: in the training, often."""
 _CUTS_LIMIT: Final = 3
+_QUIET_SHARE: Final = 0.5
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +97,6 @@ class Mix:
 
     kinds: tuple[Kind, ...] = KINDS
     stop_s: tuple[float, float] = STOPS_S
-    quiet_share: float = 0.5
     anywhere: bool = True
 
 
@@ -122,13 +122,12 @@ def pairs_of(peers: Sequence[int], codecs: Sequence[str]) -> tuple[Group, ...]:
     return tuple(Group(peers=counts[at % len(counts)], codec=names[at % len(names)]) for at in pairs)
 
 
-def draw_runs(seed: int, runs: int, groups: Sequence[Group], mix: Mix | None = None) -> tuple[Run, ...]:
+def draw_runs(seed: int, runs: int, groups: Sequence[Group], mix: Mix) -> tuple[Run, ...]:
     """All runs of a campaign, those of a group one after the other. Raises ConfigError."""
     if not 1 <= runs <= RUN_LIMIT:
         raise ConfigError(f"--runs: {runs} is not in 1..{RUN_LIMIT}")
     if not groups:
         raise ConfigError("a campaign must have a number of peers and a codec")
-    mix = mix or Mix()
     kinds: list[Kind] = []
     dealer = random.Random(f"{seed}:kinds")
     while len(kinds) < runs:
@@ -157,5 +156,5 @@ def _draw_run(rng: random.Random, number: int, group: Group, kind: Kind, mix: Mi
         after=round(rng.random(), 3),
         stop_s=round(rng.uniform(*mix.stop_s), 3),
         cuts=rng.randint(1, _CUTS_LIMIT),
-        quiet=rng.random() < mix.quiet_share,
+        quiet=rng.random() < _QUIET_SHARE,
     )

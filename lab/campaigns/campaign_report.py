@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from shoal.lab.campaigns.campaign_check import Findings
 from shoal.lab.campaigns.campaign_plan import Run
 
 
@@ -17,9 +18,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     released_at, struck_at: wall clock. round_s: from the beginning of the faulted round to its certificate, in the
     median of the survivors, without the time that the victim stood still to be struck. delay_s: how much longer that
-    was than the group's undisturbed rounds. evicted: survivors that are no members after the round. coverage: of the
-    round, if only lanes were cut. whole_s: from the fault until all contributed again and had begun another round.
-    late_rounds: rounds that took somebody longer than `bound_s`. Each problem is also said in words.
+    was than the group's undisturbed rounds. whole_s: from the fault until all contributed again and had begun another
+    round. bound_s: the most that any round may take. trouble: why the swarm did not recover, if so.
     """
 
     run: Run
@@ -29,31 +29,20 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     struck_at: float = 0.0
     round_s: float | None = None
     delay_s: float | None = None
-    evicted: int = 0
-    coverage: float | None = None
     whole_s: float | None = None
     bound_s: float = 0.0
-    rounds_checked: int = 0
-    wrong_values: int = 0
-    forks: int = 0
-    broken_votes: int = 0
-    late_rounds: int = 0
-    unverified: int = 0
-    unrecovered: int = 0
-    problems: tuple[str, ...] = ()
+    found: Findings = Findings()
+    trouble: str | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Everything about the run that was not as it should be, in words."""
+        return self.found.problems if self.trouble is None else (self.trouble, *self.found.problems)
 
     @property
     def failed(self) -> bool:
-        """True if anything about the run was not as it should be."""
-        return bool(
-            self.wrong_values
-            or self.forks
-            or self.broken_votes
-            or self.late_rounds
-            or self.unverified
-            or self.unrecovered
-            or self.problems
-        )
+        """True if there are problems."""
+        return bool(self.problems)
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +100,7 @@ def report_of(
     kinds: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
         kinds[record.run.kind].append(record)
+    found = [record.found for record in records]
     shares = [record.round_s / record.bound_s for record in records if record.round_s is not None]
     return CampaignReport(
         seed=seed,
@@ -118,15 +108,15 @@ def report_of(
         runs_drawn=len(drawn),
         peers=tuple(dict.fromkeys(run.group.peers for run in drawn)),
         codecs=tuple(dict.fromkeys(run.group.codec for run in drawn)),
-        rounds_checked=sum(record.rounds_checked for record in records),
-        wrong_values=sum(record.wrong_values for record in records),
-        forks=sum(record.forks for record in records),
-        broken_votes=sum(record.broken_votes for record in records),
-        late_rounds=sum(record.late_rounds for record in records),
-        unverified=sum(record.unverified for record in records),
-        unrecovered=sum(record.unrecovered for record in records),
-        evicted_survivors=sum(record.evicted for record in records),
-        cut_coverage=min((record.coverage for record in records if record.coverage is not None), default=None),
+        rounds_checked=sum(one.rounds_checked for one in found),
+        wrong_values=sum(one.wrong_values for one in found),
+        forks=sum(one.forks for one in found),
+        broken_votes=sum(one.broken_votes for one in found),
+        late_rounds=sum(one.late_rounds for one in found),
+        unverified=sum(one.unverified for one in found),
+        unrecovered=sum(record.trouble is not None for record in records),
+        evicted_survivors=sum(one.evicted for one in found),
+        cut_coverage=min((one.coverage for one in found if one.coverage is not None), default=None),
         failed_runs=tuple(record.run.number for record in records if record.failed),
         by_fault={
             kind: KindReport(runs=len(of_kind), delay_s=spread([r.delay_s for r in of_kind if r.delay_s is not None]))

@@ -19,21 +19,18 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.lab.campaigns.campaign_check import Member
 from shoal.lab.campaigns.campaign_plan import Group
-from shoal.lab.fleet import START_DEADLINE_S, Swarm
+from shoal.lab.fleet import START_DEADLINE_S, TOGETHER, Swarm
 from shoal.lab.waiting_workload import WORKLOAD_NAME as PACED_REGRESSION
-from shoal.node.control_client import JsonValue, request
-from shoal.node.options import Hold
-from shoal.node.reporting.events import CaughtUp, Certified, Holding, Linked, Listening, RoundStarted
+from shoal.node.reporting.events import CaughtUp, Certified, Listening, RoundStarted
 from shoal.node.state.store import read_records
 from shoal.protocol.certificate import genesis
-from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
+from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import Certificate, Value
 from shoal.testnet.links.namespaces import Network
-from shoal.testnet.nodes import CONTROL_DEADLINE_S, NodeProcess, Runtime
+from shoal.testnet.nodes import NodeProcess, Runtime
 
 CHUNK_VALUES: Final = 4096
 MODEL: Final = {"inputs": 320, "outputs": 256}
@@ -79,25 +76,15 @@ class LivingSwarm(Swarm):
         self._calm_s: list[float] = []
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """The nodes as the check knows them."""
-        return tuple(Member(index=n.index, peer_id=n.peer_id, folder=n.folder) for n in self.nodes)
-
-    @property
     def calm_s(self) -> float:
         """Median duration of this swarm's undisturbed rounds, in seconds."""
         return statistics.median(self._calm_s)
 
     async def begin(self) -> None:
         """Start all nodes and let them begin together. Raises NetworkError if they do not come up."""
-        await self.start(holds=(Hold(round=1, phase="train"),))
-        await self.until(self._all_linked, "all nodes are up and linked", START_DEADLINE_S)
+        await self.start(holds=(TOGETHER,))
+        await self.until(lambda: self.all_wait() and self.all_linked(), "all nodes are up and linked", START_DEADLINE_S)
         await self.release(self.nodes)
-
-    def _all_linked(self) -> bool:
-        linked = [entry.node for entry in self.journal.entries if isinstance(entry.event, Linked)]
-        holding = {entry.node for entry in self.journal.entries if isinstance(entry.event, Holding)}
-        return all(linked.count(n.index) >= self.group.peers - 1 and n.index in holding for n in self.nodes)
 
     async def join(self, index: int) -> None:
         """Start a node again (see `revive`)."""
@@ -105,24 +92,13 @@ class LivingSwarm(Swarm):
 
     # -- orders ----------------------------------------------------------------------------------------------
 
-    async def order(self, node: NodeProcess, op: str, *arguments: str) -> dict[str, JsonValue]:
-        """Ask a node for one thing. Raises NetworkError if it is not there or says no; cancellation abandons it."""
-
-        def ask() -> dict[str, JsonValue]:
-            return request(node.folder, op, *arguments, deadline_s=CONTROL_DEADLINE_S)
-
-        try:
-            return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
-        except (NetworkError, ConfigError, ShoalError) as error:
-            raise NetworkError(f"node {node.index} did not {op}: {error}") from error
-
-    async def order_all(self, nodes: Iterable[NodeProcess], op: str, *arguments: str) -> None:
-        """Ask several nodes for the same at once, and all of them. Raises as `order` does."""
+    async def ask_all(self, nodes: Iterable[NodeProcess], op: str, *arguments: str) -> None:
+        """Ask several nodes for the same at once, and all of them. Raises NetworkError as `NodeProcess.ask` does."""
         failed: list[NetworkError] = []
 
         async def ask(node: NodeProcess) -> None:
             try:
-                await self.order(node, op, *arguments)
+                await node.ask(op, *arguments)
             except NetworkError as error:
                 failed.append(error)
 
@@ -134,33 +110,20 @@ class LivingSwarm(Swarm):
 
     async def release(self, nodes: Collection[NodeProcess]) -> None:
         """Let nodes go on, and hold nowhere."""
-        await self.order_all(nodes, "hold")
-        await self.order_all(nodes, "release")
+        await self.ask_all(nodes, "hold")
+        await self.ask_all(nodes, "release")
 
     # -- waiting ---------------------------------------------------------------------------------------------
-
-    def certificate(self, node: NodeProcess, round: int) -> Certified | None:
-        """Event that a node logged when it certified a round; None if it did not."""
-        return next((e for e in self.journal.of(Certified, node.index) if e.round == round), None)
 
     def is_past(self, node: NodeProcess, round: int) -> bool:
         """True if a node has the state after this round, computed by itself or, where it was evicted, fetched."""
         caught_up = any(event.round >= round for event in self.journal.of(CaughtUp, node.index))
         return caught_up or self.certificate(node, round) is not None
 
-    def holding(self, node: NodeProcess, round: int, phase: str) -> Holding | None:
-        """Event that a node logged when it began to hold there; None if it did not."""
-        events = self.journal.of(Holding, node.index)
-        return next((e for e in events if (e.round, e.phase) == (round, phase)), None)
-
     async def stand_still(self, nodes: Collection[NodeProcess]) -> None:
         """Let nodes hold where one of the next rounds begins, as soon as they come there. Raises NetworkError."""
         gate = max(event.round for event in self.journal.of(Certified)) + AHEAD
-        await self.order_all(nodes, "hold", f"{gate}:train")
-
-    def under_way(self, node: NodeProcess) -> bool:
-        """True if the present process of a node has begun a round."""
-        return any(event.at >= node.lives[-1].started_at for event in self.journal.of(RoundStarted, node.index))
+        await self.ask_all(nodes, "hold", f"{gate}:train")
 
     async def gather(self, after: int) -> int:
         """Wait until all contribute to one round after `after`, and let all hold where a later round begins.
@@ -171,7 +134,7 @@ class LivingSwarm(Swarm):
         for _ in range(GATHER_TRIES_LIMIT):
             await self.until(partial(self.whole, after), "all contribute again", WHOLE_DEADLINE_S)
             gate = max(event.round for event in self.journal.of(Certified)) + AHEAD
-            await self.order_all(self.nodes, "hold", f"{gate}:train")
+            await self.ask_all(self.nodes, "hold", f"{gate}:train")
             with trio.move_on_after(GATHER_DEADLINE_S):
                 await self.until(partial(self._all_hold, gate), f"all begin round {gate}", START_DEADLINE_S)
             if self._all_hold(gate) and self._contributed(gate - 1):

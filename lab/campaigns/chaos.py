@@ -11,13 +11,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from shoal.lab.campaigns.campaign_check import Member, broken_votes, load_per_core, machine_s, round_bound_s
+from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bound_s
 from shoal.lab.campaigns.chaos_plan import SCENARIO_LIMIT, draw_scenario
 from shoal.lab.campaigns.chaos_report import (
     ChaosReport,
@@ -27,36 +26,18 @@ from shoal.lab.campaigns.chaos_report import (
     report_of,
     to_json,
 )
-from shoal.node.reporting.event_files import LOG_NAME
+from shoal.lab.campaigns.settings import Chaos
+from shoal.lab.fleet import load_per_core
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
+from shoal.testnet.check import Witness
 from shoal.testnet.links.namespaces import why_not
 from shoal.testnet.reports.report import Report
 from shoal.testnet.run_folder import replace_earlier_run, write_reports
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 from shoal.testnet.swarm import run_testnet
 
-MINUTES_LIMIT: Final = 24 * 60.0
 REPORT_NAME: Final = "chaos.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chaos:
-    """Settings of a chaos campaign: for `minutes`, at most `scenarios` scenarios; or `only` a single one of them.
-
-    Where no links can be struck, scenarios that strike some are passed over, and `only` may be none of those.
-    """
-
-    seed: int = 1
-    minutes: float = 60.0
-    scenarios: int | None = None
-    only: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.minutes <= MINUTES_LIMIT:
-            raise ConfigError(f"--minutes: more than 0 and at most {MINUTES_LIMIT:.0f}")
-        if self.scenarios is not None and self.scenarios < 1:
-            raise ConfigError("--scenarios: at least one")
 
 
 async def run_chaos(chaos: Chaos, out: Path, on_scenario: Callable[[ScenarioRecord], None]) -> ChaosReport:
@@ -122,7 +103,7 @@ def _write(report: ChaosReport, out: Path) -> None:
 def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
     """Judge a scenario by its report and what its nodes left in `folder`. Blocks."""
     load = load_per_core()
-    broken = [line for member in _members(report, folder) for line in broken_votes(member, 1, ROUND_LIMIT)]
+    broken = [line for node in _witnesses(report, folder) for line in broken_votes(node, 1, ROUND_LIMIT)]
     bound_s = bound_of(report, load)
     longest_s, late = late_rounds(report, bound_s)
     return ScenarioRecord(
@@ -132,7 +113,7 @@ def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
         rounds=report.scenario.rounds,
         rounds_certified=report.rounds_certified,
         wall_s=report.wall_s,
-        load=round(load, 2),
+        load=load,
         faults=report.faults,
         wrong_values=report.wrong_values,
         forks=report.forks,
@@ -145,12 +126,10 @@ def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
     )
 
 
-def _members(report: Report, folder: Path) -> list[Member]:
-    folders = {node.index: folder / "nodes" / str(node.index) for node in report.nodes}
+def _witnesses(report: Report, folder: Path) -> list[Witness]:
     return [
-        Member(index=node.index, peer_id=PeerId(node.peer_id), folder=folders[node.index])
+        Witness(index=node.index, peer_id=PeerId(node.peer_id), folder=folder / "nodes" / str(node.index))
         for node in report.nodes
-        if (folders[node.index] / LOG_NAME).exists()
     ]
 
 

@@ -14,7 +14,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Final
@@ -22,16 +21,17 @@ from typing import IO, Final
 import msgspec
 import trio
 
-from shoal.lab.campaigns.campaign_check import broken_votes, load_per_core, machine_s, round_bound_s
+from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bound_s
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
+from shoal.lab.campaigns.rounds import RoundJudge
+from shoal.lab.campaigns.settings import Soak
 from shoal.lab.campaigns.soak_faults import inject_fault
 from shoal.lab.campaigns.soak_measures import Sample, judge, look_at_folder, look_at_processes, unjudged
 from shoal.lab.campaigns.soak_plan import AWAY_S, KINDS, LINKED, SoakFault, draw_faults, steady_of
 from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, to_json
-from shoal.lab.campaigns.soak_rounds import RoundJudge
+from shoal.lab.fleet import load_per_core
 from shoal.lab.waiting_workload import WORKLOAD_NAME
-from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -52,20 +52,10 @@ CODEC: Final = "int8"
 CHUNK_VALUES: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Soak:
-    """Settings of a soak: `nodes` train for `minutes` with a fault every `period_s`, in steps of `step_s` each."""
-
-    minutes: float = 120.0
-    nodes: int = 4
-    seed: int = 1
-    period_s: float = 60.0
-    step_s: float = 0.1
-
-    def strikes(self, *, links: bool) -> tuple[SoakFault, ...]:
-        """Draw its faults; without `links`, those that need network namespaces are left out. Raises ConfigError."""
-        kinds = [kind for kind in KINDS if links or kind not in LINKED]
-        return draw_faults(self.seed, nodes=self.nodes, seconds=self.minutes * 60, period_s=self.period_s, kinds=kinds)
+def drawn(soak: Soak, *, links: bool) -> tuple[SoakFault, ...]:
+    """Draw the faults of a soak, without `links` none that needs network namespaces. Raises ConfigError."""
+    kinds = [kind for kind in KINDS if links or kind not in LINKED]
+    return draw_faults(soak.seed, nodes=soak.nodes, seconds=soak.minutes * 60, period_s=soak.period_s, kinds=kinds)
 
 
 def soak_manifest(soak: Soak, group: Group, seed: int, founders: list[PeerId]) -> Manifest:
@@ -86,7 +76,7 @@ async def run_soak(soak: Soak, out: Path, on_strike: Callable[[SoakFaultRecord],
     signal ended it. Cancellation: all processes are killed and reaped; no report.
     """
     without_links = why_not()
-    strikes = soak.strikes(links=without_links is None)
+    strikes = drawn(soak, links=without_links is None)
     out = await trio.to_thread.run_sync(new_run, out)
     group = Group(peers=soak.nodes, codec=CODEC)
     with ExitStack() as stack:
@@ -129,7 +119,7 @@ class _Course:
         self._on_strike = on_strike
         self._samples: list[Sample] = []
         self._records: list[SoakFaultRecord] = []
-        self._rounds = RoundJudge(swarm.members, swarm.journal)
+        self._rounds = RoundJudge(swarm.witnesses, swarm.journal)
         self._trouble: str | None = None
         self._load = 0.0
         self._began = self._ended = time.monotonic()
@@ -246,8 +236,7 @@ class _Course:
         seconds = self._ended - self._began
         steady = steady_of(soak.nodes)
         verdicts = judge(self._samples, seconds=seconds, steady=steady)
-        members = [m for m in self._swarm.members if (m.folder / LOG_NAME).exists()]
-        broken = [line for member in members for line in broken_votes(member, 1, ROUND_LIMIT)]
+        broken = [line for node in self._swarm.witnesses for line in broken_votes(node, 1, ROUND_LIMIT)]
         problems = [*rounds.problems, *broken, *unjudged(verdicts, nodes=soak.nodes, steady=steady)]
         problems += [f"fault {r.strike.number}: {r.error}" for r in self._records if r.error is not None]
         problems += self._restarted(steady)
@@ -272,7 +261,7 @@ class _Course:
             unverified=rounds.unverified,
             longest_gap_s=round(max(rounds.gaps_s, default=0.0), 3),
             gap_bound_s=round(bound_s, 3),
-            load=round(self._load, 2),
+            load=self._load,
             digests_equal=self._digests_equal(),
             verdicts=verdicts,
             problems=tuple(problems),

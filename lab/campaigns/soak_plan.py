@@ -12,6 +12,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from shoal.lab.campaigns.settings import MINUTES_LIMIT
 from shoal.protocol.errors import ConfigError
 
 Kind = Literal["kill", "leave", "corrupt", "stop", "cut", "partition", "halves", "slow"]
@@ -25,7 +26,6 @@ ENDING: Final = ("kill", "leave", "corrupt")
 LINKED: Final = ("partition", "halves", "slow")
 """Kinds that need network namespaces."""
 NODES: Final = range(3, 17)
-MINUTES_LIMIT: Final = 24 * 60.0
 AWAY_S: Final = (2.0, 15.0)
 """For how long a node is away, stopped or apart: from within the detector's patience to well beyond it."""
 SLOW_S: Final = 20.0

@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count
-from shoal.node.option import Option
+from shoal.lab.campaigns.settings import Campaign
 
 if TYPE_CHECKING:
-    from shoal.lab.campaigns.campaign import Campaign
     from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CampaignOptions(LongRunOptions):
-    """Options of `shoal campaign`."""
-
-    runs: Annotated[int, Option("--runs", help="How many faulted rounds.")] = 200
-    seed: Annotated[int, Option("--seed", help="Which faults, where and when.")] = 1
-    peers: Annotated[list[int], Option("--peers", help="A number of nodes. Repeatable; 3, 4, 5 and 6 if left out.")] = (
-        field(default_factory=list)
-    )
-    codecs: Annotated[list[str], Option("--codecs", help="A codec. Repeatable; all if left out.")] = field(
-        default_factory=list
-    )
-    only: Annotated[
-        int | None, Option("--only", help="Do this one of the runs, as it is among the others.", metavar="NUMBER")
-    ] = None
-    short: Annotated[
-        bool, Option("--short", help="Each number of nodes with one codec only, and several swarms at once.")
-    ] = False
-    keep: Annotated[bool, Option("--keep", help="Keep the nodes' folders of runs that did not fail, too.")] = False
-
-
-def campaign(options: CampaignOptions) -> None:
+def campaign(chosen: Campaign, options: LongRunOptions) -> None:
     """Strike swarms of real nodes with kills, stops and cut lanes, and check every round that they certify."""
-    from shoal.lab.campaigns.campaign import Campaign
-    from shoal.lab.campaigns.campaign_plan import CODECS, PEERS
     from shoal.lab.campaigns.campaign_report import ok, to_json
 
-    chosen = Campaign(
-        seed=options.seed,
-        runs=options.runs,
-        peers=tuple(options.peers) or PEERS,
-        codecs=tuple(options.codecs) or CODECS,
-        only=options.only,
-        keep=options.keep,
-        short=options.short,
-    )
     run_and_report(options, "campaign", partial(run_to_end, chosen), to_json=to_json, summary=summary, ok=ok)
 
 
@@ -73,11 +39,11 @@ def run_line(record: RunRecord, runs: int) -> str:
     parts = [record.struck or record.run.kind]
     if record.delay_s is not None:
         parts.append(f"round {record.round} {record.delay_s:+.2f} s of at most {record.bound_s:.1f} s")
-    if record.evicted:
-        parts.append(f"went on without {count(record.evicted, 'survivor')}")
+    if record.found.evicted:
+        parts.append(f"went on without {count(record.found.evicted, 'survivor')}")
     if record.whole_s is not None:
         parts.append(f"whole after {record.whole_s:.1f} s")
-    parts.append("FAILED" if record.failed else f"{count(record.rounds_checked, 'round')} exact")
+    parts.append("FAILED" if record.failed else f"{count(record.found.rounds_checked, 'round')} exact")
     return f"run {record.run.number} of {runs}, {record.run.group.name}: {', '.join(parts)}"
 
 

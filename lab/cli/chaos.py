@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line
-from shoal.node.option import Option
+from shoal.lab.campaigns.settings import Chaos
 
 if TYPE_CHECKING:
-    from shoal.lab.campaigns.chaos import Chaos
     from shoal.lab.campaigns.chaos_report import ChaosReport, ScenarioRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChaosOptions(LongRunOptions):
-    """Options of `shoal chaos`."""
-
-    minutes: Annotated[float, Option("--minutes", help="For how long scenarios are begun.")] = 60.0
-    seed: Annotated[int, Option("--seed", help="Which scenarios.")] = 1
-    scenarios: Annotated[int | None, Option("--scenarios", help="No more than so many.")] = None
-    only: Annotated[
-        int | None, Option("--only", help="Do this one of the scenarios, as it is among the others.", metavar="NUMBER")
-    ] = None
-
-
-def chaos(options: ChaosOptions) -> None:
+def chaos(chosen: Chaos, options: LongRunOptions) -> None:
     """Strike swarms of real nodes with every kind of fault in every phase, and check all that they certify.
 
     Each scenario is a swarm of its own with a few faults, drawn from the seed: processes killed, stopped, restarted,
@@ -37,10 +23,8 @@ def chaos(options: ChaosOptions) -> None:
     wrong, two nodes differ, or a round comes later than the protocol's deadlines allow. The folder --out has
     chaos.json with every fault's delay, and the folders of the scenarios that failed.
     """
-    from shoal.lab.campaigns.chaos import Chaos
     from shoal.lab.campaigns.chaos_report import ok, to_json
 
-    chosen = Chaos(seed=options.seed, minutes=options.minutes, scenarios=options.scenarios, only=options.only)
     run_and_report(options, "chaos", partial(run_to_end, chosen), to_json=to_json, summary=summary, ok=ok)
 
 

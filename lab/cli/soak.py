@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from shoal.cli.long_runs import LongRunOptions, run_and_report, tell
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line, quantity
-from shoal.node.option import Option
+from shoal.lab.campaigns.settings import Soak
 
 if TYPE_CHECKING:
-    from shoal.lab.campaigns.soak import Soak
     from shoal.lab.campaigns.soak_measures import Verdict
     from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport
 
@@ -21,26 +19,14 @@ PROBLEMS_SHOWN = 10
 _IN_BYTES = ("rss", "disk", "kept")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakOptions(LongRunOptions):
-    """Options of `shoal soak`."""
-
-    minutes: Annotated[float, Option("--minutes", help="How long.")] = 120.0
-    nodes: Annotated[int, Option("--nodes", help="How many nodes.")] = 4
-    seed: Annotated[int, Option("--seed", help="Which faults, and whom they strike.")] = 1
-    period: Annotated[float, Option("--period", help="Seconds from one fault to the next.")] = 60.0
-
-
-def soak(options: SoakOptions) -> None:
+def soak(chosen: Soak, options: LongRunOptions) -> None:
     """Let a swarm of real nodes train for hours with a fault a minute, and see whether anything grows.
 
     Memory, threads and open descriptors of every process and the size of every data folder are sampled; every round is
     computed again. The command ends with exit code 1 if anything grows or any value is wrong.
     """
-    from shoal.lab.campaigns.soak import Soak
     from shoal.lab.campaigns.soak_report import ok, to_json
 
-    chosen = Soak(minutes=options.minutes, nodes=options.nodes, seed=options.seed, period_s=options.period)
     run_and_report(options, "soak", partial(run_to_end, chosen), to_json=to_json, summary=summary, ok=ok)
 
 

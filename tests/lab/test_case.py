@@ -17,7 +17,6 @@ from shoal.cli.commands import app
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
-from shoal.lab.bench.dashboard import LookCost, PageCost
 from shoal.lab.bench.disk import OnDisk
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
@@ -54,10 +53,6 @@ def made(kind: type[Any], **known: Any) -> Any:
 
 def _nothing(hint: Any) -> Any:
     return _NOTHING.get(get_origin(hint) or hint)
-
-
-def page(first_paint_ms: float = 0, shown_ms: float = 0, **looking: float) -> Any:
-    return made(PageCost, first_paint_ms=first_paint_ms, shown_ms=shown_ms, looking=made(LookCost, **looking))
 
 
 def spread(median: float) -> Spread:
@@ -166,14 +161,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
         made(JoinSpeed, donor_rate_ratio=0.89),
         "a core that serves 100 MB/s",
     ),
-    ("dashboard", page(1800), page(1801), "first paint"),
-    ("dashboard", page(shown_ms=1500), page(shown_ms=1501), "the swarm is on the screen"),
-    ("dashboard", page(delta_bytes=16_384), page(delta_bytes=16_385), "the largest delta"),
-    ("dashboard", page(feed_bytes_per_s=2048), page(feed_bytes_per_s=2049), "deltas a second"),
-    ("dashboard", page(snapshot_bytes=32_768), page(snapshot_bytes=32_769), "a snapshot"),
-    ("dashboard", page(scrape_bytes=32_768), page(scrape_bytes=32_769), "a scrape"),
-    ("dashboard", page(series=400), page(series=401), "series"),
-    ("dashboard", page(look_ms=10.0), page(look_ms=10.1), "a look at all peers"),
     ("lane", lane(0.8, 0.8), lane(0.79, 0.8), "one encrypted lane beside plaintext"),
     ("lane", lane(0.8, 0.8), lane(0.8, 0.79), "one encrypted lane, sockets"),
     ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),
@@ -271,7 +258,11 @@ def test_check_ends_with_1_and_a_line_for_each_target_that_is_missed(capsys: pyt
     assert outcome(late, capsys) == (0, "took 2.5 s\n", ["half way"])
     assert outcome(late, capsys, check=True) == (1, "took 2.5 s\n", ["half way", *lines])
     code, out, err = outcome(late, capsys, check=True, as_json=True)
-    assert (code, json.loads(out), err[1:]) == (1, {"seconds": 2.5, "wrong": 3}, lines)
+    document = json.loads(out)
+    assert [(row["name"], row["measured"]["median"], row["target"]) for row in document.pop("rows")] == [
+        ("delay", 2.5, 2.0), ("wrong values", 3.0, 0.0)
+    ]  # fmt: skip
+    assert (code, document, err[1:]) == (1, {"seconds": 2.5, "wrong": 3}, lines)
     assert outcome(case_of(Found(seconds=2.0)), capsys, check=True) == (0, "took 2 s\n", ["half way"])
 
 
@@ -314,10 +305,8 @@ def test_a_result_in_parts_is_printed_as_it_comes(capsys: pytest.CaptureFixture[
         in_parts=True,
     )
     case(Spec(), CaseOptions(as_json=True, check=True))
-    assert [json.loads(text) for text in (printed[1], capsys.readouterr().out)] == [
-        {"seconds": 1.0, "wrong": 0},
-        {"seconds": 2.0, "wrong": 0},
-    ]
+    documents = [json.loads(text) for text in (printed[1], capsys.readouterr().out)]
+    assert [(one["seconds"], one["rows"][0]["measured"]["median"]) for one in documents] == [(1.0, 1.0), (2.0, 2.0)]
     case(Spec())
     assert capsys.readouterr().out == "2\n"
 

@@ -13,7 +13,7 @@ import trio
 from shoal.lab.campaigns.campaign_plan import Group
 from shoal.lab.campaigns.campaign_swarm import MODEL, LivingSwarm
 from shoal.node.reporting.events import Certified
-from shoal.testnet.check import Witness, check_swarm
+from shoal.testnet.check import check_swarm
 from shoal.testnet.faults import flip_bits
 
 DEADLINE_S = 300.0
@@ -60,7 +60,7 @@ async def test_node_that_comes_back_to_damaged_files_fetches_what_it_lost(tmp_pa
             assert any(path.parent.name == "state" and path.stem != "0" for path in flipped), flipped
             # The others stand still meanwhile: were it far behind, it would fetch the state in any case.
             await swarm.revive(struck)
-            await swarm.until(lambda: swarm.under_way(struck), "node 2 takes part again", DEADLINE_S)
+            await swarm.until(lambda: swarm.began_round(struck), "node 2 takes part again", DEADLINE_S)
             await swarm.release([node for node in swarm.nodes if node is not struck])
             whole = await swarm.gather(gate)
             assert_right(swarm, whole)
@@ -79,7 +79,6 @@ def assert_right(swarm: LivingSwarm, before: int) -> None:
     certified = [e for e in swarm.journal.of(Certified) if e.round < before]
     digests = {(e.round, e.digest) for e in certified}
     assert len(digests) == len({e.round for e in certified})
-    witnesses = [Witness(index=n.index, peer_id=n.peer_id, folder=n.folder) for n in swarm.nodes]
-    check = check_swarm(witnesses, {(e.term, e.round) for e in certified})
+    check = check_swarm(swarm.witnesses, {(e.term, e.round) for e in certified})
     assert (check.wrong_values, check.errors) == (0, ())
     assert check.rounds[-1].contributors == len(swarm.nodes)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.lab.campaigns.campaign_check import Member, broken_votes
+from shoal.lab.campaigns.campaign_check import broken_votes
 from shoal.node.reporting.event_log import line_of, parse_event
 from shoal.node.reporting.events import Certified, Event, RolledBack, Signed, ViewChanged, Voted
+from shoal.testnet.check import Witness
 from shoal.testnet.journal import Entry
 from shoal.testnet.reports.report import count_forks
 from shoal.testnet.run_record import RunRecord
@@ -69,7 +70,7 @@ def test_votes_of_two_terms_do_not_contradict_each_other(tmp_path: Path) -> None
     def broken(*events: tuple[type[Signed], str, int]) -> int:
         lines = [line_of(kind(at=1.0, term=term, round=5, view=view)) for kind, term, view in events]
         (tmp_path / "events.jsonl").write_bytes(b"".join(lines))
-        return len(broken_votes(Member(index=0, peer_id="12D3A", folder=tmp_path), 1, 9))  # type: ignore[arg-type]
+        return len(broken_votes(Witness(index=0, peer_id="12D3A", folder=tmp_path), 1, 9))  # type: ignore[arg-type]
 
     assert broken((Voted, "0.0", 0), (Voted, "0.1", 0)) == 0
     assert broken((ViewChanged, "0.0", 3), (Voted, "0.1", 0)) == 0

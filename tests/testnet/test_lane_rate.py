@@ -13,8 +13,9 @@ from shoal.testnet.lane_rate import LaneSpeed, measure_lane
 
 def test_lane_speed_tells_medians_and_the_ratio_of_neighbours() -> None:
     speed = LaneSpeed(encrypted=(80.0, 40.0, 200.0), shared=(90.0, 88.0, 189.0), plaintext=(100.0, 80.0, 210.0))
-    assert (speed.shared_mb_per_s, speed.shared_ratio) == (90.0, 0.9)
-    assert (speed.encrypted_mb_per_s, speed.plaintext_mb_per_s, speed.ratio) == (80.0, 100.0, 0.8)
+    assert (speed.shared_mb_per_s, speed.shared_ratios) == (90.0, [0.9, 1.1, 0.9])
+    assert (speed.encrypted_mb_per_s, speed.plaintext_mb_per_s) == (80.0, 100.0)
+    assert speed.ratios == [0.8, 0.5, pytest.approx(200 / 210)]
 
 
 def test_lane_rate_prints_every_run(capsys: pytest.CaptureFixture[str]) -> None:

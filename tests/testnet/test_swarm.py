@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from shoal.node.control_client import JsonValue
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import load_manifest
 from shoal.protocol.messages import Plan
@@ -62,8 +63,9 @@ def fakes(scenario: Scenario, modes: dict[int, str] | None = None) -> Runtime:
         script = [sys.executable, "-S", "-E", str(FAKE_NODE)]
         return [*script, str(launch.data_dir), str(scenario.nodes), rounds, holds, gate, mode]
 
-    def ask(data_dir: Path, op: str, *arguments: str, deadline_s: float) -> None:
+    def ask(data_dir: Path, op: str, *arguments: str, deadline_s: float) -> dict[str, JsonValue]:
         (data_dir / f"op-{op}").write_text(" ".join(arguments))
+        return {}
 
     return Runtime(command=command, ask=ask)
 

@@ -13,12 +13,13 @@ import typer
 
 from shoal.cli.main import execute
 from shoal.lab.bench.allreduce import Allreduce, FaultResult
-from shoal.lab.bench.compare import CASE, Compare, Comparison, LaneSpeeds, Sample, rows_of
+from shoal.lab.bench.compare import CASE, Compare, Comparison, Sample, rows_of
 from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.rivals import Rival, gloo, parse_rivals, read_time, run_rival
 from shoal.lab.case import LongCaseOptions, Numbers
 from shoal.lab.targets import Row
 from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.testnet.lane_rate import LaneSpeed
 
 MIB = 1 << 20
 NUMEL = 25_000_000
@@ -117,10 +118,8 @@ FAULTS = (
     FaultResult(kind="sigkill", delay_s=0.4, delays_s=(0.3, 0.4, 2.5)),
     FaultResult(kind="sigstop", delay_s=7.0, delays_s=(7.0,)),
 )
-LANE = LaneSpeeds(
-    encrypted_runs_mb_per_s=(1700.0, 1500.0, 1600.0),
-    shared_runs_mb_per_s=(1800.0, 1900.0, 1500.0),
-    plaintext_runs_mb_per_s=(2000.0, 2000.0, 2000.0),
+LANE = LaneSpeed(
+    encrypted=(1700.0, 1500.0, 1600.0), shared=(1800.0, 1900.0, 1500.0), plaintext=(2000.0, 2000.0, 2000.0)
 )
 
 

@@ -18,6 +18,7 @@ from shoal.lab.bench.hostile_spec import KINDS, HostileBench, HostileResult, Win
 from shoal.lab.bench.hostile_stranger import pruning
 from shoal.lab.bench.hostile_verdict import problems_of
 from shoal.lab.forgeries import forged_certificate, invented_value, with_stranger, without
+from shoal.lab.targets import missed
 from shoal.node.state.store import RecordLog
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
@@ -198,13 +199,13 @@ def found(kind: str = "push", **changes: object) -> HostileResult:
 )
 def test_each_target_that_is_missed_is_named(kind: str, changes: dict[str, object], said: str) -> None:
     result = found(kind, **changes)
-    (missed,) = result.missed
-    assert said in missed
+    (row,) = missed(result.rows)
+    assert said in str(row)
 
 
 def test_what_keeps_all_targets_misses_none() -> None:
-    assert found(rounds_ratio=0.9, memory_growth_bytes=64 << 20, recovered_s=60.0).missed == ()
-    assert found("viewjump", rounds_ratio=0.7).missed == ()
+    assert missed(found(rounds_ratio=0.9, memory_growth_bytes=64 << 20, recovered_s=60.0).rows) == []
+    assert missed(found("viewjump", rounds_ratio=0.7).rows) == []
 
 
 def test_kind_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_reward_is_compared_with_that_of_trainers_alone_and_each_number_stands_b
     ]
 
 
-def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_not(tmp_path: Path) -> None:
+async def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_not(tmp_path: Path) -> None:
     swarm = SamplersSwarm(SamplersBench(trainers=1, samplers=1), 1, tmp_path)
     trainer, sampler = swarm.nodes
     trainer.folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_not(tmp_
     for at, number in ((1.0, 1), (2.0, 2), (4.0, 4)):
         swarm.journal.add(trainer.index, Certified(at=at, round=number, digest=""))
     assert swarm.has_begun()
-    assert swarm.followed() == {}, "who does not run says nothing"
+    assert await swarm.followed() == {}, "who does not run says nothing"
     early = {"state": FetchedStatus(times=1, bytes=900), "changes": FetchedStatus(times=1, bytes=10)}
     late = early | {"changes": FetchedStatus(times=3, bytes=40)}
     before = {1: Followed(2, 100, early), 2: Followed(2, 0, {})}

@@ -11,7 +11,7 @@ import torch
 
 from shoal.lab.bench.sapo import WarmStarts, agent_identity, measure_sapo
 from shoal.lab.bench.sapo_attack import FLOOD, GROUPS, KINDS, Attacker
-from shoal.lab.bench.sapo_spec import TASKS, SapoBench, SapoOptions, SapoResult, task_choices, taught_choices
+from shoal.lab.bench.sapo_spec import TASKS, SapoBench, SapoResult, task_choices, taught_choices
 from shoal.lab.bench.sapo_swarm import KEPT_ROUNDS, MemberSharing, SharedMemory
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.families import load_family
@@ -36,7 +36,8 @@ def tiny_bench(**changes: object) -> SapoBench:
         "rounds": 4,
         "group_size": 4,
         "model": TINY,
-        "warm_up": WarmUpSettings(reward=0.05, updates=60, probes=32, rows=16),
+        "warm_up": WarmUpSettings(updates=60, probes=32, rows=16),
+        "warm_up_reward": 0.05,
     }
     return SapoBench(**(settings | changes))  # type: ignore[arg-type]
 
@@ -110,16 +111,15 @@ def test_agents_that_take_nothing_send_nothing(shared_run: SapoResult) -> None:
     assert alone.held_out_first == shared_run.held_out_first
 
 
-def test_rewards_are_those_of_the_exact_answer_or_shared_among_texts_that_contain_it() -> None:
+def test_rewards_are_those_of_the_exact_answer() -> None:
     name, config = TASKS[0]
-    for rewards, of_half in (("exact", 0.0), ("shared", 0.5)):
-        family = task_choices(rewards)[0].family  # type: ignore[arg-type]
-        assert family.name.endswith(name)
-        task = family.make(config, 1, 0)
-        right = family.solution(task)
-        assert right
-        assert family.score(task, right) == 1.0
-        assert family.score(task, right + "z" * len(right)) == of_half
+    family = task_choices()[0].family
+    assert family.name.endswith(name)
+    task = family.make(config, 1, 0)
+    right = family.solution(task)
+    assert right
+    assert family.score(task, right) == 1.0
+    assert family.score(task, right + "z" * len(right)) == 0.0
 
 
 class Echo(TaskFamily):
@@ -144,13 +144,13 @@ class Echo(TaskFamily):
 
 def test_agents_train_on_the_tasks_that_they_are_given_by_their_own_rewards() -> None:
     tasks = (TaskChoice(family=Echo(), config={"digits": 1}, weight=3),)
-    result = measure_sapo(tiny_bench(tasks=tasks, rounds=2), seed=1)
+    result = measure_sapo(tiny_bench(choices=tasks, rounds=2), seed=1)
     assert result.tasks == "echo {'digits': 1} × 3"
     assert min(result.warm_up_rewards) >= 0.05  # none of them knew an answer, and each was taught some
     assert result.cumulative_reward > 0
     assert result.informative_groups > 0
     with pytest.raises(ConfigError, match="of one task there is no half"):
-        tiny_bench(tasks=tasks, skills="unlike")
+        tiny_bench(choices=tasks, skills="unlike")
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_tasks_are_those_of_a_manifest(tmp_path: Path) -> None:
     section = {"tasks": [{"family": "lcm", "config": {"max_value": 9}, "weight": 2}, {"family": "gcd"}]}
     shared = manifest_of([founder], {"sync": {"strategy": "rollouts"}, "rollouts": section})
     (tmp_path / "shared.toml").write_text(render_manifest(shared))
-    (bench,) = SapoOptions(tasks=tmp_path / "shared.toml").benches
-    assert [(one.family.name, one.weight) for one in bench.tasks] == [("lcm", 2), ("gcd", 1)]
+    (bench,) = SapoBench(tasks=tmp_path / "shared.toml").benches
+    assert [(one.family.name, one.weight) for one in bench.given_tasks] == [("lcm", 2), ("gcd", 1)]
     assert bench.facts["tasks"] == "lcm {'max_value': 9} × 2; gcd default × 1"
-    assert SapoOptions().benches[0].facts["tasks"] == ""
+    assert SapoBench().facts["tasks"] == ""
     (tmp_path / "alone.toml").write_text(render_manifest(manifest_of([founder])))
     with pytest.raises(ConfigError, match=r"it has no \[rollouts\]; `shoal init --strategy rollouts`"):
-        _ = SapoOptions(tasks=tmp_path / "alone.toml").benches
+        SapoBench(tasks=tmp_path / "alone.toml")
 
 
 def test_unlike_agents_are_taught_unlike_families_that_cover_all() -> None:

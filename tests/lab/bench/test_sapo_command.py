@@ -34,8 +34,6 @@ def test_sapo_prints_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         (["--skills", "equal"], "--skills"),
         (["--attackers", "1"], "--attackers"),
         (["--terms", "hope"], "--terms"),
-        (["--rewards", "all"], "--rewards"),
-        (["--sampling", "any"], "--sampling"),
         (["--local", "0"], "local"),
         (["--settings", "8"], "--settings"),
         (["--seeds", "1,x"], "--seeds"),

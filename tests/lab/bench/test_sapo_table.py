@@ -11,7 +11,7 @@ import typer
 
 from shoal.lab.bench import sapo_table as bench_sapo_table
 from shoal.lab.bench.machine import this_machine
-from shoal.lab.bench.sapo_spec import SapoBench, SapoOptions, SapoResult
+from shoal.lab.bench.sapo_spec import SapoBench, SapoResult
 from shoal.lab.bench.sapo_table import (
     TABLE,
     SapoTableOptions,
@@ -24,7 +24,7 @@ from shoal.lab.bench.sapo_table import (
 from shoal.lab.case import CaseOptions
 from shoal.protocol.errors import ConfigError
 
-OPTIONS = SapoOptions(agents=4, rounds=2, settings="8/0,4/4")
+OPTIONS = SapoBench(agents=4, rounds=2, settings="8/0,4/4")
 BENCHES = OPTIONS.benches
 
 
@@ -78,7 +78,7 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path, made: list[tupl
         (BENCHES[1], 2),
     ]
     assert len(read_results(path)) == 4
-    other = replace(OPTIONS, learning_rate=2e-3).bench_of(8, 0)
+    other = replace(BENCHES[0], learning_rate=2e-3)
     all_of(path, [other], 1)
     assert made[-1][:2] == (other, 1)  # another setting of any kind is another run
 
@@ -98,7 +98,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_the_table_compares_with_the_first_setting_seed_by_seed() -> None:
     alone, shared = BENCHES
-    attacked = replace(OPTIONS, attackers=0.25).bench_of(4, 4)
+    attacked = replace(shared, attackers=0.25)
     results = [
         result_of(alone, 1, reward=10.0),
         result_of(shared, 1, reward=12.0, tokens=500),

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from shoal.cli.main import execute
-from shoal.lab.bench.scale import CASE, scale_manifest, to_document
+from shoal.lab.bench.scale import CASE, scale_manifest
 from shoal.lab.bench.scale_rows import (
-    Away,
     Look,
     Rest,
     all_past_s,
@@ -86,7 +85,7 @@ def test_seconds_of_rounds_leave_out_the_first() -> None:
     assert seconds_of_rounds(replace(record(), entries=(certified(0, 1, 5.0),))) is None
 
 
-def test_evictions_are_of_a_peer_in_a_round_once_and_not_of_the_first_round_or_of_who_is_away() -> None:
+def test_evictions_are_of_a_peer_in_a_round_once_and_not_of_the_first_round_or_of_who_is_struck() -> None:
     plans = [
         told(0, 4.0, Planned(round=1, evicted=("b",))),
         told(0, 8.0, Planned(round=3, evicted=("b",))),
@@ -94,9 +93,8 @@ def test_evictions_are_of_a_peer_in_a_round_once_and_not_of_the_first_round_or_o
         told(0, 20.0, Planned(round=5, evicted=("b",))),
     ]
     found = record(*plans)
-    assert evictions(found, Away()) == 3
-    assert evictions(found, Away(peers=frozenset("b"), begin=BEGAN + 12, end=BEGAN + 25)) == 2
-    assert evictions(found, Away(peers=frozenset("a"), begin=BEGAN, end=BEGAN + 40)) == 3
+    assert evictions(found, ()) == 3
+    assert evictions(found, {1}) == 1
 
 
 def test_links_and_deaths_are_counted_over_all_nodes_but_no_leave() -> None:
@@ -283,9 +281,8 @@ def test_a_voter_has_a_target_of_control_where_one_was_set_and_only_where_the_pr
 
 
 def test_result_is_told_whole() -> None:
-    document = json.loads(msgspec.json.encode(to_document(msgspec.structs.replace(HELD, missed={3: (2, 4)}))))
+    document = json.loads(msgspec.json.encode(CASE.document(msgspec.structs.replace(HELD, missed={3: (2, 4)}))))
     assert (document["missed"], document["struck"]["means"]) == ({"3": [2, 4]}, "a cgroup's quota")
-    assert len(document["rows"]) == len(HELD.rows)
     told = {name.strip(): text for name, _, text in (line.partition("  ") for line in CASE.told(HELD))}
     assert {name: told[name].strip() for name in ("bench.held", "struck.means", "not_default")} == {
         "bench.held": "4", "struck.means": "a cgroup's quota", "not_default": "sync.codec = fp32"

@@ -15,9 +15,10 @@ import trio
 from shoal.cli.main import execute
 from shoal.lab.campaigns import chaos
 from shoal.lab.campaigns.campaign_check import MACHINE_S
-from shoal.lab.campaigns.chaos import Chaos, bound_of, judge, run_chaos
+from shoal.lab.campaigns.chaos import bound_of, judge, run_chaos
 from shoal.lab.campaigns.chaos_plan import KINDS, MOVES, PHASES, ROUNDS, draw_scenario, hand
 from shoal.lab.campaigns.chaos_report import ScenarioRecord, late_rounds, ok, report_of, to_json
+from shoal.lab.campaigns.settings import Chaos
 from shoal.lab.cli.chaos import scenario_line, summary
 from shoal.node.options import Hold
 from shoal.node.reporting.events import Holding, Listening, RoundStarted

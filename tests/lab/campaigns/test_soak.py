@@ -14,9 +14,11 @@ import pytest
 import trio
 
 from shoal.cli.main import execute
-from shoal.lab.campaigns.campaign_check import MACHINE_S, Member
+from shoal.lab.campaigns.campaign_check import MACHINE_S
 from shoal.lab.campaigns.campaign_plan import Group
-from shoal.lab.campaigns.soak import Soak, gap_bound_s, run_soak, soak_manifest
+from shoal.lab.campaigns.rounds import MARGIN, RoundJudge
+from shoal.lab.campaigns.settings import Soak
+from shoal.lab.campaigns.soak import drawn, gap_bound_s, run_soak, soak_manifest
 from shoal.lab.campaigns.soak_faults import faults_of
 from shoal.lab.campaigns.soak_measures import (
     DESCRIPTORS_GROWTH,
@@ -45,10 +47,10 @@ from shoal.lab.campaigns.soak_plan import (
     steady_of,
 )
 from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, ok, to_json
-from shoal.lab.campaigns.soak_rounds import MARGIN, RoundJudge
 from shoal.lab.cli.soak import fault_line, summary, verdict_line
 from shoal.node.reporting.events import Certified, Listening, RoundStarted, Started
 from shoal.protocol.errors import ConfigError
+from shoal.testnet.check import Witness
 from shoal.testnet.journal import Journal
 from tests.testnet.test_check import PEERS, flip, write_round
 
@@ -78,7 +80,7 @@ def test_no_fault_ends_a_process_of_a_steady_node_and_all_nodes_are_struck() -> 
 
 
 def test_without_namespaces_nothing_is_done_to_links() -> None:
-    assert {strike.kind for strike in Soak().strikes(links=False)} == set(KINDS) - set(LINKED)
+    assert {strike.kind for strike in drawn(Soak(), links=False)} == set(KINDS) - set(LINKED)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_without_namespaces_nothing_is_done_to_links() -> None:
 )
 def test_a_soak_that_cannot_be_is_refused(soak: Soak, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
-        soak.strikes(links=True)
+        drawn(soak, links=True)
 
 
 # -- growth --------------------------------------------------------------------------------------------------
@@ -274,9 +276,9 @@ class Swarm:
 
     def __init__(self, folder: Path, rounds: int) -> None:
         self.folder = folder
-        members = [Member(index=i, peer_id=PEERS[i], folder=folder / str(i)) for i in range(3)]
+        nodes = [Witness(index=i, peer_id=PEERS[i], folder=folder / str(i)) for i in range(3)]
         self.journal = Journal()
-        self.judge = RoundJudge(members, self.journal)
+        self.judge = RoundJudge(nodes, self.journal)
         for index in range(3):
             self.journal.add(index, Listening(at=0.5, addresses=("a",)))
         for number in range(1, rounds + 1):
@@ -339,8 +341,8 @@ def test_a_round_without_its_files_or_its_certificate_is_not_verified(tmp_path: 
     swarm.judge.judge(3)
     assert swarm.judge.unverified == 2
     assert swarm.judge.problems == [
-        "round 2: nobody certified it",
         "round 1: node 1 certified it but kept no applied update",
+        "nobody certified round 2",
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 from starlette.types import ASGIApp, Message, Scope
 
-from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.site import Site
 
 NOW = 1_800_000_000.0

@@ -11,7 +11,7 @@ import pytest
 import trio
 from starlette.types import ASGIApp, Message
 
-from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.app import page_files
 from shoal.node.dashboard.facts import Facts
 from shoal.node.dashboard.guard import COOKIE

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.feed import HEARTBEAT_S, QUEUE_LIMIT_MESSAGES, VIEWER_LIMIT
 from shoal.node.reporting.events import Died
 from tests.node.dashboard.lab import NOW, Clock, Reader, ask, event_of, site_of

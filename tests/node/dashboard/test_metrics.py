@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.facts import Facts
 from shoal.node.reporting.metrics import OTHER, PEER_LABEL_LIMIT, Metrics
 from tests.node.dashboard.lab import NOW

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.lab.bench.synthetic_swarm import ROUND_S, SyntheticSwarm
+from shoal.lab.synthetic_swarm import ROUND_S, SyntheticSwarm
 from shoal.node.dashboard.model import BANDWIDTH_POINTS, Model
 from shoal.node.dashboard.peers import CHANGE_LIMIT, LIVE_LIMIT, Peers
 from shoal.node.dashboard.rounds import (

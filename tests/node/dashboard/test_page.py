@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import time
 from pathlib import Path
 
 import pytest
 
-from shoal.lab.bench.synthetic_swarm import ROUND_TOKENS, SyntheticSwarm
+from shoal.lab.served_page import CHROMIUM, DRIVER, Page, Served, browsing
+from shoal.lab.synthetic_swarm import ROUND_TOKENS, SyntheticSwarm
 from shoal.node.control_client import BanStatus
 from shoal.node.dashboard.peers import LIVE_LIMIT
 from shoal.node.dashboard.token import load_token
 from shoal.node.reporting.events import Failed, Sampled
 from shoal.protocol.names import called
-from tests.node.dashboard.browser import Page, Served, browsing
 from tests.node.dashboard.test_settings import read_code
 
-FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 FOREIGN = """
 return performance.getEntriesByType('resource').map(e => e.name).filter(name => !name.startsWith(location.origin))
 """
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("selenium") is None or not (Path(CHROMIUM).exists() and Path(DRIVER).exists()),
+    reason="a browser needs selenium, and chromium with chromedriver at /usr/bin",
+)
 
 
 def swarm_of(peers: int, rounds: int = 12, *, rollouts: bool = False) -> SyntheticSwarm:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard import server
 from shoal.node.dashboard.service import PageService, bound, url_of
 from shoal.node.dashboard.site import read_history

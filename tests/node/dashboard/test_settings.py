@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from starlette.types import ASGIApp
 
-from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.settings import (
     QR_BORDER,
     VALUE_LIMIT_CHARS,

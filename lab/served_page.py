@@ -1,4 +1,4 @@
-"""A real browser before the real application: the page of a made-up swarm on a socket, in headless Chromium."""
+"""The page of a made-up swarm, served as a daemon serves it, and a real browser before it: headless Chromium."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import pytest
 import trio
 
-from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.synthetic_swarm import SyntheticSwarm
 from shoal.node.dashboard.service import PageService
 from shoal.node.options import PageAddress
-from tests.waiting import running
+from shoal.protocol.errors import ConfigError, NetworkError
 
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 DEADLINE_S = 90.0
@@ -51,17 +50,17 @@ class Served:
 
     def __enter__(self) -> Served:
         self._thread.start()
-        assert self._up.wait(DEADLINE_S)
+        if not self._up.wait(DEADLINE_S):
+            raise NetworkError(f"the page did not come up within {DEADLINE_S:g} s")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
-        """As when the daemon dies."""
+        """End as when the daemon dies."""
         self._over.set()
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive()
+        self._thread.join()
 
     def do(self, wish: Callable[[], Any]) -> None:
         """Have something done in the thread of the page."""
@@ -69,7 +68,8 @@ class Served:
 
     async def _serve(self) -> None:
         page = PageService(self.swarm, PageAddress(port=self._port, or_free=False), folder=self._folder)
-        async with running(page):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(page.run)
             self._pass_on(page)
             self.url, self.link = page.url or "", page.link or ""
             self._up.set()
@@ -79,6 +79,7 @@ class Served:
                 self.swarm.advance(time.time())
                 self._pass_on(page)
                 await trio.sleep(STEP_S)
+            nursery.cancel_scope.cancel()
 
     def _pass_on(self, page: PageService) -> None:
         while self.swarm.waiting:
@@ -86,17 +87,17 @@ class Served:
 
 
 class Page:
-    """A tab. Waits are for something to be there, under a deadline."""
+    """One tab. Waits are for something to be there; they raise NetworkError at a deadline."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
     def run(self, script: str) -> Any:
-        """What a script returns."""
+        """Run a script; what it returns."""
         return self.driver.execute_script(script)
 
     def count(self, selector: str) -> int:
-        """How many elements match."""
+        """Number of elements that match."""
         return int(self.run(f"return document.querySelectorAll({selector!r}).length"))
 
     def text(self, selector: str) -> str:
@@ -107,7 +108,8 @@ class Page:
         """The value of an expression, once it is true."""
         ends_at = time.monotonic() + DEADLINE_S
         while not (found := self.run(f"return {script}")):
-            assert time.monotonic() < ends_at, f"not within {DEADLINE_S:g} s: {script}\n{self.complaints()}"
+            if time.monotonic() > ends_at:
+                raise NetworkError(f"not within {DEADLINE_S:g} s: {script}\n{self.complaints()}")
             time.sleep(0.05)
         return found
 
@@ -116,7 +118,7 @@ class Page:
         self.driver.find_element("css selector", selector).click()
 
     def size(self, width: int, height: int) -> None:
-        """The size of the screen."""
+        """Make the screen so large."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
@@ -128,22 +130,24 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def shoot(self, path: Path) -> None:
-        """A picture of what is on the screen."""
+        """Write a picture of what is on the screen."""
         self.driver.save_screenshot(str(path))
 
     def complaints(self) -> list[str]:
-        """What the browser's console holds: errors of scripts, what the policy refused, what did not load."""
+        """Messages of the browser's console: errors of scripts, what the policy refused, what did not load."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
 
 @contextmanager
 def browsing(width: int = 1360, height: int = 900) -> Iterator[Page]:
-    """A browser of its own; skips the test where there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    """A browser of its own, as selenium drives it. Raises ConfigError where it is not installed."""
+    try:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+    except ImportError:
+        raise ConfigError("a browser needs selenium; pip install selenium") from None
     if not (Path(CHROMIUM).exists() and Path(DRIVER).exists()):
-        pytest.skip("there is no chromium with chromedriver at /usr/bin")
-    from selenium.webdriver.chrome.service import Service
-
+        raise ConfigError("a browser needs Chromium; apt-get install chromium chromium-driver")
     profile = tempfile.mkdtemp(prefix="shoal-browser-")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
