@@ -71,6 +71,8 @@ BUFFER = "buffer."
 SPARE = "midway.spare"
 """The name of a file for the next snapshot; those that begin so are left alone by who removes old ones."""
 _PIECE_BYTES = 8 << 20
+_FINITE_VALUES = 1 << 22
+"""So many are looked at together for whether they are finite."""
 _PLACE_BYTES = 64
 """Every tensor of the copy begins at a multiple of this: a cache line."""
 _DTYPE_NAMES = {
@@ -450,6 +452,16 @@ class SavedInner:
         if self.counters.layout != digest.hex():
             raise DamagedFile(f"{self._file.path} is of another model; remove it")
 
+    def check_finite(self) -> None:
+        """Raises StorageError if what it learnt is not finite: whoever took it up would learn nothing any more."""
+        for name in self._file.names:
+            dtype = _DTYPES.get(self._file.dtype(name))
+            if dtype is None or not dtype.is_floating_point:
+                continue
+            values = torch.from_numpy(self._file.array(name).reshape(-1).view("u1")).view(dtype)
+            if not all(part.isfinite().all() for part in values.split(_FINITE_VALUES)):
+                raise StorageError(f"{self._file.path} holds numbers that are not finite, and nothing is taken from it")
+
     def accounts(self, numel: int) -> SavedAccounts:
         """The accounts in it, of a model of so many parameters. Raises DamagedFile."""
         vectors: dict[str, torch.Tensor] = {}
@@ -481,13 +493,17 @@ class SavedInner:
 
 
 def take_up(order: Restore, use: Callable[[SavedInner], None]) -> Restored:
-    """Give `use` the snapshot that `order` names, or say why not: there is none, or `use` raised StorageError."""
+    """Give `use` the snapshot that `order` names, or say why not.
+
+    There is none, or no finite one, or `use` raised StorageError.
+    """
     refused, tokens = "", 0
     try:
         saved = SavedInner(Path(order.path))
         tokens = sum(saved.counters.kept_tokens) // max(1, len(saved.counters.kept_tokens))
         if saved.counters.round != order.round:
             raise StorageError(f"{order.path} is of round {saved.counters.round}, not {order.round}; remove it")
+        saved.check_finite()
         use(saved)
     except (StorageError, FileNotFoundError) as error:
         refused = one_line(error) if isinstance(error, FileNotFoundError) else str(error)

@@ -191,6 +191,12 @@ TRAINING: tuple[Bug, ...] = (
         "key, first = hashed(hashed(place) + steps), 0",
     ),
     bug(
+        "a script that was mended goes on from what was NaN",
+        "tests/node/training/test_inner_state.py::test_nothing_is_taken_from_a_snapshot_that_is_not_finite",
+        "        saved.check_finite()\n",
+        "",
+    ),
+    bug(
         "a restart loses the exponents of moments in 8 bits",
         "tests/node/training/test_inner_state.py::test_rounds_after_a_restart_are_those_without_one",
         'return [*codes, *((f"{moment}_exponent.{name}", blocks.exponents) for moment, blocks in kept)]',

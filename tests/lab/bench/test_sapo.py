@@ -18,7 +18,6 @@ from shoal.node.sapo.families import load_family
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Config, Task, TaskChoice, TaskFamily, TaskSource
-from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
@@ -159,9 +158,7 @@ def test_agents_train_on_the_tasks_that_they_are_given_by_their_own_rewards() ->
         ({"local": 0}, "--local"),
         ({"local": 5000}, "--local"),
         ({"external": -1}, "--external"),
-        ({"over_provision": 0.9}, "--over-provision"),
-        ({"over_provision": 9.0}, "--over-provision"),
-        ({"updates": UpdateSettings(learning_rate=0.0)}, "--learning-rate"),
+        ({"learning_rate": 0.0}, "--learning-rate"),
     ],
 )
 def test_rounds_that_cannot_be_made_are_refused(wrong: dict[str, Any], why: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,14 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.state.tensor_files import DamagedFile
 from shoal.node.training.inner_loop import Replica
-from shoal.node.training.inner_state import SPARE, SavedInner, Snapshotter, Writing, Written
+from shoal.node.training.inner_state import SPARE, SavedInner, Snapshotter, Writing, Written, take_up
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
     SNAPSHOT_BASE,
     Assignment,
     Contribution,
     InnerSettings,
+    Restore,
     Snapshot,
     Snapshotted,
     SyncSettings,
@@ -252,8 +254,9 @@ def test_round_is_gone_on_with_from_its_midst(tmp_path: Path, sync: SyncSettings
     found, again = train(replica, order(2, steps=5), anchor.size)
     assert isinstance(again, Contribution)
     assert (again.tokens, again.steps) == (report.tokens, report.steps - 2)
-    # The replica is the anchor plus what was kept: rounded once more than where it never stopped.
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    # The replica is the anchor plus what was kept: rounded once more than where it never stopped, and where a gradient
+    # is all but 0 AdamW makes much of that.
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_moments_in_8_bits_are_taken_up_amid_a_round_to_the_bit(tmp_path: Path) -> None:
@@ -478,6 +481,32 @@ def test_snapshot_of_another_model_is_refused_and_changes_nothing(tmp_path: Path
     late = Life.new()
     with pytest.raises(LocalError, match="after an anchor"):
         late.replica.restore(saved, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "refused"), [("parameters", np.nan, True), ("moments", np.inf, True), ("nothing", 0.0, False)]
+)
+def test_nothing_is_taken_from_a_snapshot_that_is_not_finite(
+    tmp_path: Path, what: str, number: float, refused: bool
+) -> None:
+    """A loss that was NaN once is in the work amid the round: a script that was mended would never learn again."""
+    life = Life.new()
+    life.round(1)
+    train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
+    of = {
+        "parameters": [parameter.data for parameter in life.replica.model.parameters()],
+        "moments": [one for name, one in life.replica.inner_state_tensors() if name.startswith("first")],
+    }
+    if what != "nothing":
+        of[what][-1].view(-1)[-1] = number
+    life.save(tmp_path / "midway", 1, midway=True)
+    replica = new_replica()
+    found = take_up(
+        Restore(path=str(tmp_path / "midway"), round=1, exact=True, midway=True), partial(replica.restore, exact=True)
+    )
+    assert bool(found.refused) == refused
+    assert ("not finite" in found.refused) == refused
+    assert replica.accounts.steps == (0 if refused else 2)
 
 
 def test_unwritable_folder_is_told_and_not_raised(tmp_path: Path) -> None:
