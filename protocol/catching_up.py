@@ -405,15 +405,18 @@ class CatchingUp:
         """Bring chain and state up to date, as far as peers can help; what they cannot is due again later."""
         here, state = self._here, None
         first, fresh, self._fresh = self._claims.claimants(here.chain.head), self._fresh, False
-        peers = self._parents.first(here.linked())
         if first or not fresh:
-            peers.sort(key=lambda peer: peer not in first)
-            yield from self._look_for_entries(self._in_order(peers, first))
+            yield from self._look_for_entries(self._in_order(self._peers(), first))
         if not here.current:
-            state = yield from self._pursue(peers)
+            state = yield from self._pursue()
         if state is not None or here.current:
-            yield LookUp(tuple(peers))
+            yield LookUp(tuple(self._peers()))
         return StateSought(state)
+
+    def _peers(self) -> list[PeerId]:
+        """Who is linked now: those that claim to be ahead first, then the parent."""
+        first = self._claims.claimants(self._here.chain.head)
+        return sorted(self._parents.first(self._here.linked()), key=lambda peer: peer not in first)
 
     def _in_order(self, peers: Collection[PeerId], first: Collection[PeerId]) -> tuple[PeerId, ...]:
         """Members before others, those in `first` before these, and who did not answer lately after them."""
@@ -432,17 +435,19 @@ class CatchingUp:
         grace_s = self._here.rules(head.next_round).settings.grace_s
         return self._took_s is not None and self._took_s <= grace_s / 2 and self._me not in head.members
 
-    def _pursue(self, peers: Sequence[PeerId]) -> Steps:
+    def _pursue(self) -> Steps:
         """The state at the head, from peers; None when none of them can help now.
 
-        Rounds that are certified while a state is on its way are followed too. Leads that would wait are told of each
-        head that this node comes: who was told before has planned without it. If in the end the way to the head is not
-        to be had, what is returned is older, and the next attempt begins from it.
+        Each attempt asks who is linked by then: a newcomer's first links may be gone. Rounds that are certified while a
+        state is on its way are followed too. Leads that would wait are told of each head that this node comes: who was
+        told before has planned without it. If in the end the way to the head is not to be had, what is returned is
+        older, and the next attempt begins from it.
         """
         here, search = self._here, self._search
         state, found, goal = here.held, None, NO_HASH
         for _ in range(PURSUIT_LIMIT):
             began, before, goal = search.clock.now, goal, here.chain.head.hash
+            peers = self._peers()
             awaited = self._can_be_awaited()
             if awaited and goal != before:
                 yield Broadcast(coming(here.chain.head))

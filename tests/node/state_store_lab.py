@@ -97,7 +97,8 @@ class Home:
 
     async def fetch(self, peers: Sequence[PeerId]) -> CertifiedState | None:
         """The state at the head, from peers; None when none of them can help now."""
-        return await self._outcome(self.catching_up._pursue(peers))
+        self.peers = peers
+        return await self._outcome(self.catching_up._pursue())
 
     async def fetch_initial(self, founder: PeerId) -> CertifiedState | None:
         """S(0) as this founder has it."""

@@ -1529,6 +1529,12 @@ PROTOCOL: tuple[Bug, ...] = (
         "forgets = False",
     ),
     bug(
+        "a newcomer asks its first link for a state as long as rounds go on",
+        "tests/protocol/test_catching_up.py::test_each_attempt_asks_who_is_linked_by_then",
+        "peers = self._peers()",
+        "peers = self._peers() if before == NO_HASH else peers",
+    ),
+    bug(
         "friends of the lead get in front of who waits, where a value is full",
         "tests/protocol/test_enlisting.py::test_full_value_is_refused_if_it_has_newer_wishes_in_place_of_an_older_one",
         "newest = max(self._held[peer][1] if peer in self._held else height for peer in there)",

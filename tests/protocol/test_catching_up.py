@@ -412,6 +412,20 @@ def test_rounds_that_go_on_meanwhile_are_followed_if_it_took_long() -> None:
         assert [peer for peer, worth_s in here.worth_s if worth_s == 0.0][:1] == [TWO] * follows
 
 
+def test_each_attempt_asks_who_is_linked_by_then() -> None:
+    """A newcomer's first link may be gone while rounds go on: who came since has the state, and is asked for it."""
+    here = Here(3, peers=(ONE,))
+
+    def go_on(request: Request) -> None:
+        if isinstance(request, AskHolders) and here.peers == (ONE,):
+            here.ledger.certify()
+            here.peers, here.has = (TWO,), {TWO: {4}}
+
+    here.meanwhile = go_on
+    assert here.come().state == At(4)
+    assert here.every(LookUp)[-1].peers == (TWO,)
+
+
 def test_a_chain_that_never_stands_still_is_not_followed_for_ever() -> None:
     here = Here(3, held=At(2))
 
