@@ -108,10 +108,15 @@ class Admission:
     def check_own(self, peer: PeerId) -> None:
         """Raise ConfigError if the authority has revoked `peer`, this node itself, or the invite that it came with."""
         reason = self._reason_revoked(peer, self.credential)
-        if reason is not None:
-            raise ConfigError(
-                f"{reason}; ask who runs the swarm: if that was a mistake, `shoal id --rotate` makes this another node"
-            )
+        if reason is None:
+            return
+        if self._reason_revoked(peer, None) is None:
+            raise ConfigError(f"{reason}; ask who runs the swarm for a new link")
+        anew = "" if self.manifest.swarm.admission == "open" else ", which has to be invited anew"
+        raise ConfigError(
+            f"{reason}; ask who runs the swarm: if that was a mistake, "
+            f"`shoal id --rotate` makes this another node{anew}"
+        )
 
     def take(self, revocations: Revocations, *, peer: PeerId | None = None) -> bool:
         """Note a list that came from `peer`; return True if it is news. Raises RemoteError for one that is forged."""
