@@ -97,7 +97,7 @@ def _kept(link: SwarmLink, data_dir: Path) -> Manifest | None:
     manifest = load_manifest(path)
     if manifest.swarm_id == link.swarm:
         return manifest
-    check_free_for(data_dir, link.swarm, source="link")
+    check_free_for(data_dir, link.swarm)
     return None
 
 
