@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.imports import importing
 from shoal.cli.joining import given_link, manifest_by
 from shoal.cli.options import AllowWorkload, AsJson
 from shoal.cli.text import in_one_line
@@ -24,13 +26,16 @@ from shoal.node.options import (
     check_listen,
 )
 from shoal.protocol.errors import ConfigError
-from shoal.protocol.manifest import Manifest, load_manifest
+from shoal.protocol.manifest import load_manifest
+from shoal.protocol.swarm_link import parse_link
 
 if TYPE_CHECKING:
     from shoal.node.doctor import Check
 
 LANE_FRAMES = 256
 TRIAL_RANGE_S = (1.0, 3600.0)
+FETCH_DEADLINE_S = 20.0
+"""For the manifest by a link. Less than `shoal run` waits: a swarm that is not there now is a finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +83,29 @@ class DoctorOptions:
 def doctor(options: DoctorOptions) -> None:
     """Look at versions, ports, clock, disk, memory, GPU and speed, and say what to do where something is wrong.
 
-    With a manifest also whether this node may join that swarm, and how fast it would train. Takes some 20 seconds,
-    longer on a busy machine. Code that the manifest names is imported only where --allow-workload names it too. Ends
+    With a manifest also whether this node may join that swarm, and how fast it would train; with a link, as if it
+    started with that, and its members are asked for the manifest. Takes some 20 seconds, longer on a busy machine or
+    where no member answers. Code that the manifest names is imported only where --allow-workload names it too. Ends
     with exit code 1 if something keeps the node from taking part.
     """
-    from shoal.node.doctor import Examination, examine
+    with importing():
+        from shoal.node.doctor import Examination, examine
 
     check_options(options)
     check_listen(options.listen, "--listen")
     low, high = TRIAL_RANGE_S
     if not low <= options.trial <= high:
         raise ConfigError(f"--trial: {options.trial:g} is not in {low:g}..{high:g} seconds; leave it out for 14")
+    text = None if options.manifest is None else given_link(str(options.manifest))
+    link = None if text is None else parse_link(text)
+    by_link = partial(manifest_by, data_dir=options.data_dir, tell=_tell, within_s=FETCH_DEADLINE_S)
     checks = []
     for check in examine(
         Examination(
             data_dir=options.data_dir,
-            manifest=_manifest(options),
+            manifest=load_manifest(options.manifest) if options.manifest is not None and link is None else None,
+            fetch=None if link is None else partial(by_link, link),
+            invite=None if link is None else link.invite,
             listen=options.listen,
             lane_listen=options.lane_listen,
             device=options.device,
@@ -137,11 +149,9 @@ def to_json(checks: list[Check]) -> str:
     return msgspec.json.encode({"ok": all(check.ok for check in checks), "checks": checks}).decode()
 
 
-def _manifest(options: DoctorOptions) -> Manifest | None:
-    if options.manifest is None:
-        return None
-    link = given_link(str(options.manifest))
-    return load_manifest(options.manifest) if link is None else manifest_by(link, options.data_dir)
+def _tell(text: str) -> None:
+    """Print what is under way, which is no check."""
+    typer.echo(in_one_line(text), err=True)
 
 
 def _lane_bytes_per_s() -> float:

@@ -101,7 +101,7 @@ def init(options: InitOptions) -> None:
     node = Identity.load_or_create(options.data_dir / NODE_KEY_NAME)
     authority = Identity.load_or_create(options.data_dir / AUTHORITY_KEY_NAME)
     manifest = found(options, node, authority)
-    check_free_for(options.data_dir, manifest.swarm_id)
+    check_free_for(options.data_dir, manifest.swarm_id, founders=manifest.swarm.founders)
     voting = _voting_told(options, manifest)
     write_atomically(options.output, render_manifest(manifest, option_lines=_option_lines(manifest)).encode())
     kept = ":" not in options.workload or remember(manifest, node.peer_id)

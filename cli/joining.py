@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -54,10 +54,12 @@ def read_link(source: TextIO) -> str:
     return link
 
 
-def manifest_by(text: str, data_dir: Path) -> Manifest:
-    """The manifest of a link's swarm: of this data folder, or from a member. Raises ConfigError, NetworkError."""
-    link = parse_link(text)
-    return _kept(link, data_dir) or _fetched(link, locally=True)
+def manifest_by(link: SwarmLink, data_dir: Path, *, tell: Callable[[str], None], within_s: float) -> Manifest:
+    """The manifest of a link's swarm: of this data folder, or from a member. Raises ConfigError, NetworkError.
+
+    tell: is given a line when members are asked, and one if they take long.
+    """
+    return _kept(link, data_dir) or _fetched(link, locally=True, tell=tell, within_s=within_s)
 
 
 def follow_link(
@@ -97,12 +99,14 @@ def _kept(link: SwarmLink, data_dir: Path) -> Manifest | None:
     manifest = load_manifest(path)
     if manifest.swarm_id == link.swarm:
         return manifest
-    check_free_for(data_dir, link.swarm, source="link")
+    check_free_for(data_dir, link.swarm)
     return None
 
 
-def _fetched(link: SwarmLink, *, locally: bool) -> Manifest:
-    log.info("asking for the manifest whom the link names%s", ", and the local network" if locally else "")
+def _fetched(
+    link: SwarmLink, *, locally: bool, tell: Callable[[str], None] = log.info, within_s: float | None = None
+) -> Manifest:
+    tell(f"asking for the manifest whom the link names{', and the local network' if locally else ''}")
     with importing():
         import trio
 
@@ -111,4 +115,5 @@ def _fetched(link: SwarmLink, *, locally: bool) -> Manifest:
 
     nobody = Identity.generate().peer_id
     finding = LocalDiscovery(peer=nobody, swarm_id=link.swarm.hex(), addresses=None) if locally else None
-    return trio.run(partial(fetch_manifest, link, on_wait=log.info, locally=finding))
+    fetch = partial(fetch_manifest, link, on_wait=tell, locally=finding)
+    return trio.run(fetch if within_s is None else partial(fetch, deadline_s=within_s))

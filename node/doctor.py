@@ -1,7 +1,8 @@
 """Checks of a machine, such as a supporter would ask for first: is it fit to train, and if not, what helps.
 
 Every check answers in one line and ends on its own within seconds. `ok` is False only for what keeps a node from
-taking part or from doing it right; what merely slows it down is fine, with a remedy all the same.
+taking part or from doing it right; what merely slows it down is fine, with a remedy all the same. What takes a moment
+comes first, and what it does without is imported later.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,11 +32,11 @@ from shoal.node.control_client import NodeNotRunning, Status, request
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
 from shoal.node.founded import founded_here
+from shoal.node.keys import NODE_KEY_NAME
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.machine_readings import processor_s
 from shoal.node.options import CHECKPOINTS_KEPT
-from shoal.node.state.binding import check_free_for
-from shoal.node.state.disk_need import disk_need, existing_parent, megabytes
+from shoal.node.state.binding import bound_to, check_free_for
 from shoal.node.training.memory_need import trainer_bytes
 from shoal.node.training.trainer_messages import InnerSettings
 from shoal.node.workload import installed_workloads
@@ -44,6 +45,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, OptimizerName
 from shoal.protocol.manifest_workload import check_workload_allowed
 from shoal.protocol.private_folder import is_shared, why_not_private
+from shoal.protocol.swarm_link import LinkInvite
 
 DISK_TEST_BYTES: Final = 64 << 20
 DISK_PIECE_BYTES: Final = 4 << 20
@@ -86,11 +88,14 @@ class Check:
 class Examination:
     """Subject of the checks. allowed: code to import. checkpoints: those that stay.
 
-    lane: measures one to this machine, in bytes/s, unless None.
+    fetch: gets the manifest by a link, and may take its time. invite: that of the link. lane: measures one to this
+    machine, in bytes/s, unless None.
     """
 
     data_dir: Path
     manifest: Manifest | None = None
+    fetch: Callable[[], Manifest] | None = None
+    invite: LinkInvite | None = None
     listen: Sequence[str] = ()
     lane_listen: tuple[str, int] | None = None
     device: str = "auto"
@@ -114,6 +119,10 @@ def examine(wanted: Examination) -> Iterator[Check]:
     yield dial_back(known)
     yield key(wanted.data_dir)
     yield data_folder(wanted.data_dir)
+    if wanted.fetch is not None:
+        told, manifest = fetched(wanted.fetch)
+        yield told
+        wanted = replace(wanted, manifest=manifest)
     yield disk_speed(wanted.data_dir)
     if wanted.lane is not None:
         yield lane(wanted.lane)
@@ -123,7 +132,7 @@ def examine(wanted: Examination) -> Iterator[Check]:
 def _of_the_swarm(wanted: Examination) -> Iterator[Check]:
     manifest, installed = wanted.manifest, True
     if manifest is not None:
-        yield membership(manifest, wanted.data_dir)
+        yield membership(manifest, wanted.data_dir, wanted.invite)
         found = workload(manifest, wanted.allowed, wanted.data_dir)
         installed = found.ok and _may_be_imported(manifest, wanted.allowed)
         yield found
@@ -309,8 +318,21 @@ def data_folder(folder: Path) -> Check:
     return Check(name="data folder", ok=True, detail=f"{folder}, {so_far}")
 
 
+def fetched(fetch: Callable[[], Manifest]) -> tuple[Check, Manifest | None]:
+    """Check that the manifest is to be had by the link, and return it."""
+    try:
+        manifest = fetch()
+    except (ShoalError, OSError) as error:
+        detail, _, remedy = str(error).partition("; ")
+        return Check(name="manifest", ok=False, detail=detail, remedy=remedy or "ask for a fresh link"), None
+    detail = f"of the swarm {manifest.swarm.name} ({manifest.swarm_id.hex()[:16]}…)"
+    return Check(name="manifest", ok=True, detail=detail), manifest
+
+
 def disk_speed(data_dir: Path, size: int = DISK_TEST_BYTES) -> Check:
     """Measure how fast the data folder's disk takes bytes that stay."""
+    from shoal.node.state.disk_need import existing_parent
+
     folder = existing_parent(data_dir)
     path = folder / f".shoal-doctor-{os.getpid()}"
     piece = os.urandom(DISK_PIECE_BYTES)
@@ -345,22 +367,36 @@ def lane(measure: Callable[[], float]) -> Check:
     return Check(name="lane", ok=True, detail=f"{rate / 1e6:.0f} MB/s to itself, encrypted")
 
 
-def membership(manifest: Manifest, data_dir: Path) -> Check:
-    """Check that the swarm lets this node in, as far as can be known before asking it."""
-    path = data_dir / "node.key"
+def membership(manifest: Manifest, data_dir: Path, invite: LinkInvite | None = None) -> Check:
+    """Check that the swarm lets this node in, as far as can be known before asking it. invite: that of its link."""
     try:
-        peer: PeerId | None = Identity.load(path).peer_id if path.exists() else None
-        check_free_for(data_dir, manifest.swarm_id)
-        if peer is None and manifest.swarm.admission != "open":
-            raise ConfigError("this node has no key yet; make one with `shoal id`, and have its PeerId admitted")
-        if peer is not None:
-            reason = admission_of(data_dir, manifest, peer).reason_not_to_know(peer)
-            if reason is not None:
-                raise ConfigError(f"{reason}; ask who runs the swarm to admit {peer}")
+        check_free_for(data_dir, manifest.swarm_id, founders=manifest.swarm.founders)
+        peer = _peer_of(data_dir, manifest, invite)
+        admission = admission_of(data_dir, manifest, peer, brought=invite)
+        if (reason := admission.reason_not_to_know(peer)) is not None:
+            raise ConfigError(f"{reason}; ask who runs the swarm to admit {peer}")
+        is_new = bound_to(data_dir) is None  # who had a part in rounds may come back later
+        if is_new and (reason := admission.reason_too_late(peer, admission.credential)) is not None:
+            raise ConfigError(reason)
     except (ShoalError, OSError) as error:
         detail, _, remedy = str(error).partition("; ")
         return Check(name="admission", ok=False, detail=detail, remedy=remedy or "ask who runs the swarm")
-    return Check(name="admission", ok=True, detail=f"{manifest.swarm.admission}: this node may join")
+    unless = "" if admission.credential is None else ", unless its invite was revoked, which only a member can say"
+    return Check(name="admission", ok=True, detail=f"{manifest.swarm.admission}: this node may join{unless}")
+
+
+def _peer_of(data_dir: Path, manifest: Manifest, invite: LinkInvite | None) -> PeerId:
+    """Return this node's PeerId, or one such as its first start makes, where any may join. Raises ConfigError."""
+    if (path := data_dir / NODE_KEY_NAME).exists():
+        return Identity.load(path).peer_id
+    if invite is not None and invite.key is None:
+        raise ConfigError(
+            f"this link is for the node {invite.invite.holder}, and {data_dir} has no key; "
+            "give the --data-dir of that node, or ask for another link"
+        )
+    if manifest.swarm.admission == "allowlist" or (manifest.swarm.admission == "invite" and invite is None):
+        raise ConfigError("this node has no key yet; make one with `shoal id`, and have its PeerId admitted")
+    return Identity.generate().peer_id
 
 
 def workload(manifest: Manifest, allowed: Sequence[str], data_dir: Path) -> Check:
@@ -499,6 +535,8 @@ def numel_here(data_dir: Path) -> int | None:
 
 def disk_space(wanted: Examination, numel: int | None) -> Check:
     """Check that there is room on disk for all that a node keeps, less what of it is there already."""
+    from shoal.node.state.disk_need import disk_need, existing_parent, megabytes
+
     manifest = wanted.manifest
     if numel is None or manifest is None or not manifest.strategy.certifies:
         unknown = manifest is not None and manifest.strategy.certifies

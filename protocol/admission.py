@@ -73,11 +73,15 @@ class Admission:
     def reason_not_to_join(self, record: NodeRecord) -> str | None:
         """The same for a peer that says hello, of whom an invite is asked that has not expired."""
         reason = self.reason_not_admitted(record)
-        credential = record.credential
-        by_invite = self.manifest.swarm.admission == "invite" and record.peer not in self._listed
-        if reason is None and by_invite and credential is not None and record.peer not in self.members():
-            return reason_expired(credential.invite, self.clock())
+        if reason is None and record.peer not in self.members():
+            return self.reason_too_late(record.peer, record.credential)
         return reason
+
+    def reason_too_late(self, peer: PeerId, credential: Credential | None) -> str | None:
+        """Return why a newcomer's invite is no longer good; None if it is, or none is asked of this peer."""
+        if self.manifest.swarm.admission != "invite" or peer in self._listed or credential is None:
+            return None
+        return reason_expired(credential.invite, self.clock())
 
     def may_join(self, peer: PeerId, record: NodeRecord | None) -> bool:
         """True if a peer may become a member. record: its own, if known here; by invite nobody may without."""
@@ -108,10 +112,15 @@ class Admission:
     def check_own(self, peer: PeerId) -> None:
         """Raise ConfigError if the authority has revoked `peer`, this node itself, or the invite that it came with."""
         reason = self._reason_revoked(peer, self.credential)
-        if reason is not None:
-            raise ConfigError(
-                f"{reason}; ask who runs the swarm: if that was a mistake, `shoal id --rotate` makes this another node"
-            )
+        if reason is None:
+            return
+        if self._reason_revoked(peer, None) is None:
+            raise ConfigError(f"{reason}; ask who runs the swarm for a new link")
+        anew = "" if self.manifest.swarm.admission == "open" else ", which has to be invited anew"
+        raise ConfigError(
+            f"{reason}; ask who runs the swarm: if that was a mistake, "
+            f"`shoal id --rotate` makes this another node{anew}"
+        )
 
     def take(self, revocations: Revocations, *, peer: PeerId | None = None) -> bool:
         """Note a list that came from `peer`; return True if it is news. Raises RemoteError for one that is forged."""

@@ -116,7 +116,10 @@ async def fetch_manifest(
     for text in link.addresses:
         by_peer.setdefault(parse_address(text).peer, []).append(text)
     if not by_peer:
-        raise ConfigError("nobody is named who could be asked for the manifest; add a member's address with --join")
+        raise ConfigError(
+            "nobody is named who could be asked for the manifest; ask for a fresh link (`shoal link` at a member), or "
+            "add a member's address with --join to `shoal run`"
+        )
     ends_at = trio.current_time() + deadline_s
     found: list[Manifest] = []
     reasons: dict[PeerId, str] = {}

@@ -107,10 +107,12 @@ def admission_of(
     *,
     chain: Chain | None = None,
     named: frozenset[PeerId] = frozenset(),
+    brought: LinkInvite | None = None,
 ) -> Admission:
     """The admission rule at the node `peer`, whose data folder this is, as its chain grows; `named` by its user.
 
-    Raises ConfigError where this node is revoked, or admission is by invite and it has none that holds; StorageError.
+    brought: the invite of a link with which it would start, in place of the kept one. Raises ConfigError where this
+    node is revoked, the link is for another, or admission is by invite and it has none that holds; StorageError.
     """
 
     def keep(revocations: Revocations) -> None:
@@ -125,9 +127,9 @@ def admission_of(
     admission.named = named
     swarm = manifest.swarm
     by_invite = swarm.admission == "invite" and peer not in (*swarm.founders, swarm.authority)
-    invite = kept_invite(folder, manifest.swarm_id) if by_invite else None
-    if invite is not None:
-        admission.credential = invite.credential(manifest.swarm_id, peer)
+    invite = brought or (kept_invite(folder, manifest.swarm_id) if by_invite else None)
+    credential = None if invite is None else invite.credential(manifest.swarm_id, peer)
+    admission.credential = credential if by_invite else None
     admission.check_own(peer)
     if not by_invite:
         return admission

@@ -8,12 +8,15 @@ swarm, takes the folder over. What a start may leave of no round is named here: 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
 from shoal.node.state.store import disk_errors, write_atomically
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.wire import SwarmId
 
@@ -38,19 +41,28 @@ def bound_to(folder: Path) -> str | None:
         return path.read_text().strip() if path.exists() and _has_rounds(folder) else None
 
 
-def check_free_for(folder: Path, swarm: SwarmId, *, source: str = "manifest") -> None:
-    """Raise ConfigError where a data folder is of another swarm for good. source: what the user came with."""
+def check_free_for(folder: Path, swarm: SwarmId, *, founders: Collection[str] = ()) -> None:
+    """Raise ConfigError where a data folder is of another swarm for good.
+
+    founders: of `swarm`, where they are known. Whose key lies in the folder is told how to found with another.
+    """
     if (known := bound_to(folder)) not in (None, swarm.hex()):
+        anew = "or begin anew with another key: `shoal init --data-dir NEW -o NEW.toml`"
         raise ConfigError(
-            f"{folder} belongs to another swarm ({known[:16]}…), in which it has rounds; choose another --data-dir for "
-            f"this {source}, or, if you found it with the key in there, begin anew: "
-            "`shoal init --data-dir NEW -o NEW.toml`"
+            f"{folder} belongs to another swarm ({known[:16]}…), in which it has rounds; choose another --data-dir"
+            f"{f', {anew}' if _has_key_of(folder, founders) else ''}"
         )
+
+
+def _has_key_of(folder: Path, peers: Collection[str]) -> bool:
+    with suppress(ConfigError, OSError):
+        return bool(peers) and Identity.load(folder / "node.key").peer_id in peers
+    return False
 
 
 def bind(folder: Path, manifest: Manifest) -> None:
     """Make a data folder, which is locked, that of the manifest's swarm. Raises ConfigError, StorageError."""
-    check_free_for(folder, manifest.swarm_id)
+    check_free_for(folder, manifest.swarm_id, founders=manifest.swarm.founders)
     path = folder / SWARM_NAME
     with disk_errors(folder):
         if not path.exists() or path.read_text().strip() != manifest.swarm_id.hex():

@@ -6,23 +6,29 @@ import io
 import stat
 import subprocess
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+import typer
 
 from shoal.cli.joining import follow_link, read_link
 from shoal.cli.link import LIFETIME_LIMIT_DAYS, ONE_MEMBER, parse_lifetime
 from shoal.cli.main import execute
 from shoal.cli.text import note
+from shoal.node import doctor
 from shoal.node.discovery.credentials import admission_of, kept_revocations
+from shoal.node.doctor import Examination, TrialReport
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import make_invite
 from shoal.protocol.manifest import load_manifest, render_manifest, validate_manifest
 from shoal.protocol.swarm_link import LinkInvite, SwarmLink, format_link, join_line, link_in, parse_link
 from shoal.swarm import manifest_exchange
+from shoal.swarm.rendezvous import mdns
 from tests.node.lab import Node, Swarm, assert_one_line, manifest_of
+from tests.swarm.rendezvous.test_mdns import LOOPBACK
 
 NOWHERE = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.from_seed(bytes(32)).peer_id}"
 
@@ -365,14 +371,46 @@ def kept_folder(tmp_path: Path, closed: Path) -> SwarmLink:
 def test_doctor_takes_a_link_and_looks_at_its_swarm(
     tmp_path: Path, closed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link, examined = format_link(kept_folder(tmp_path, closed)), []
-    monkeypatch.setattr("shoal.node.doctor.examine", lambda wanted: examined.append(wanted.manifest) or iter(()))
+    plain, key = kept_folder(tmp_path, closed), Identity.generate()
+    signed = make_invite(key, plain.swarm, holder=key.peer_id, bearer=True, expires=2**33)
+    link, examined = format_link(replace(plain, invite=LinkInvite(invite=signed, key=key))), list[Examination]()
+    monkeypatch.setattr("shoal.node.doctor.examine", lambda wanted: examined.append(wanted) or iter(()))
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{link}\n"))
     for given in (link, f"shoal run '{link}'", "-"):
         assert execute(["doctor", given, "--data-dir", str(tmp_path / "guest")]) == 0
-    assert [manifest.swarm_id for manifest in examined] == [parse_link(link).swarm] * 3
+    assert [wanted.fetch and wanted.fetch().swarm_id for wanted in examined] == [plain.swarm] * 3
+    assert [wanted.invite and wanted.invite.invite for wanted in examined] == [signed] * 3
     assert execute(["doctor", link[:-1], "--data-dir", str(tmp_path / "guest")]) == 2
     assert "not a whole swarm link" in told(capsys)
+
+
+def test_doctor_looks_at_the_machine_all_the_same_where_no_member_gives_the_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.cli.doctor.FETCH_DEADLINE_S", 1.0)
+    monkeypatch.setattr(manifest_exchange, "TELL_AFTER_S", 0.1)
+    monkeypatch.setattr(manifest_exchange, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(mdns, "LocalDiscovery", partial(mdns.LocalDiscovery, interfaces=LOOPBACK))
+    monkeypatch.setattr("shoal.cli.doctor._lane_bytes_per_s", lambda: 1e9)
+    monkeypatch.setattr(doctor, "run_trial", lambda wanted, deadline_s: TrialReport(device="cpu", torch="2"))
+    monkeypatch.setattr(doctor, "_nvidia", lambda: "")
+    told, echo = list[str](), typer.echo
+    monkeypatch.setattr("typer.echo", lambda text, err=False: told.append(text) or echo(text, err=err))
+    link = SwarmLink(swarm=manifest_of([Identity.generate().peer_id]).swarm_id, addresses=(NOWHERE,))
+    assert execute(["doctor", format_link(link), "--data-dir", str(tmp_path / "guest")]) == 1
+    out, err = capsys.readouterr()
+    asking, waiting = err.splitlines()
+    assert asking == "asking for the manifest whom the link names, and the local network"
+    assert "asking again, for 1 s in all. Tried: " in waiting
+    names = [line[6:].partition(":")[0] for line in out.splitlines() if line[:4] in ("ok  ", "FAIL")]
+    before, after = ["node", "ports", "dial-back", "key", "data folder"], ["disk speed", "lane", "device", "disk space"]
+    assert names[5:] == [*before, "manifest", *after, "memory"]
+    at = told.index(asking)
+    assert [told[at - 1][:17], told[at + 1], told[at + 2][:14]] == ["ok    data folder", waiting, "FAIL  manifest"]
+    assert "FAIL  manifest: no member that the link names or this network has gives the manifest\n" in out
+    assert "      → ask for a fresh link (`shoal link` at a member), or check the network: " in out
+    assert out.endswith(f"1 of {len(names)} checks failed\n")
+    assert not (tmp_path / "guest").exists()
 
 
 def test_link_for_another_node_or_another_swarm_is_refused(
@@ -389,7 +427,7 @@ def test_link_for_another_node_or_another_swarm_is_refused(
     (tmp_path / "guest" / "chain.log").write_bytes(b"a certificate")
     elsewhere = SwarmLink(swarm=manifest_of([signed.holder]).swarm_id, addresses=link.addresses)
     assert run_link(tmp_path, elsewhere) == 2
-    assert "belongs to another swarm" in told(capsys)
+    assert told(capsys).endswith("in which it has rounds; choose another --data-dir")
 
 
 def test_node_without_an_invite_that_holds_does_not_start(tmp_path: Path, closed: Path) -> None:

@@ -196,9 +196,12 @@ def test_run_refuses_the_data_folder_of_another_swarm(
     assert execute(["run", str(manifest), "--data-dir", str(folder), "--no-mdns"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"shoal: {folder} belongs to another swarm")
-    assert err.endswith("begin anew: `shoal init --data-dir NEW -o NEW.toml`\n")
+    assert err.endswith("or begin anew with another key: `shoal init --data-dir NEW -o NEW.toml`\n")
     assert err.count("\n") == 1
     assert (folder / "swarm").read_text() == "ab" * 32
+    (folder / "node.key").unlink()  # of who founded the manifest's swarm
+    assert execute(["run", str(manifest), "--data-dir", str(folder), "--no-mdns"]) == 2
+    assert capsys.readouterr().err.endswith("in which it has rounds; choose another --data-dir\n")
 
 
 @pytest.mark.parametrize(

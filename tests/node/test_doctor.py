@@ -24,8 +24,11 @@ from shoal.node.doctor import Examination, TrialReport, TrialRequest
 from shoal.node.state.disk_need import bytes_on_disk
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.identity import Identity
+from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.invites import make_invite, make_revocations
 from shoal.protocol.manifest import Manifest, OptimizerName, load_manifest
+from shoal.protocol.swarm_link import LinkInvite
+from shoal.protocol.wire import canonical
 from tests.cli.test_status import STATUS
 from tests.small_disk import small_disk
 
@@ -42,6 +45,12 @@ def test_versions_name_what_a_supporter_asks_for() -> None:
     check = doctor.versions()
     assert check.ok
     assert all(word in check.detail for word in ("Python 3.", "shoal 0.", "torch 2.", "libp2p 0.", "Linux"))
+
+
+def test_first_lines_wait_for_no_import_of_the_network() -> None:
+    heavy = "{'libp2p', 'torch'} & sys.modules.keys()"
+    told = f"import sys; from shoal.node import doctor; doctor.versions(); assert not {heavy}"
+    subprocess.run([sys.executable, "-c", told], check=True)
 
 
 def test_clock_that_runs_backwards_or_coarsely_is_found() -> None:
@@ -212,6 +221,72 @@ def test_who_may_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert doctor.membership(manifest, tmp_path / "founder").ok
     (tmp_path / "founder" / "agreement.log").write_bytes(b"a promise")
     assert "another --data-dir" in doctor.membership(manifest, tmp_path / "founder").remedy
+
+
+def test_link_counts_as_it_would_at_a_start_with_it(tmp_path: Path) -> None:
+    manifest, guest = founded(tmp_path, "--admission", "invite"), tmp_path / "guest"
+    authority, bearer = Identity.load(tmp_path / "founder" / "authority.key"), Identity.generate()
+
+    def borne(expires: int = 2**33, by: Identity = authority) -> LinkInvite:
+        invite = make_invite(by, manifest.swarm_id, holder=bearer.peer_id, bearer=True, expires=expires)
+        return LinkInvite(invite=invite, key=bearer)
+
+    def bound(holder: PeerId) -> LinkInvite:
+        return LinkInvite(invite=make_invite(authority, manifest.swarm_id, holder=holder, expires=2**33))
+
+    let_in = "invite: this node may join, unless its invite was revoked, which only a member can say"
+    assert doctor.membership(manifest, guest, borne()).detail == let_in
+    unnamed = doctor.membership(manifest, guest, bound(bearer.peer_id))
+    assert (unnamed.ok, unnamed.detail) == (
+        False,
+        f"this link is for the node {bearer.peer_id}, and {guest} has no key",
+    )
+    assert not guest.exists(), "a look makes nothing"
+
+    peer = Identity.load_or_create(guest / "node.key").peer_id
+    for good in (borne(), bound(peer)):
+        assert doctor.membership(manifest, guest, good).detail == let_in
+    others = doctor.membership(manifest, guest, bound(bearer.peer_id))
+    said = f"this link is for the node {bearer.peer_id}, and this one is {peer}"
+    assert (others.ok, others.detail, others.remedy) == (False, said, "ask for another")
+    assert "was not signed for this swarm" in doctor.membership(manifest, guest, borne(by=bearer)).detail
+    expired = doctor.membership(manifest, guest, borne(expires=0))
+    said = "your invite expired on 1970-01-01 00:00 UTC"
+    assert (expired.ok, expired.detail, expired.remedy) == (False, said, "ask for another")
+    (guest / "revocations").write_bytes(
+        canonical(make_revocations(authority, manifest.swarm_id, None, [bearer.peer_id]))
+    )
+    revoked = doctor.membership(manifest, guest, borne())
+    assert revoked.detail == "the swarm's authority has revoked the invite that you came with"
+    assert revoked.remedy == "ask who runs the swarm for a new link"
+    (guest / "revocations").unlink()
+    (guest / "swarm").write_text(manifest.swarm_id.hex())
+    (guest / "agreement.log").write_bytes(b"a promise")
+    assert doctor.membership(manifest, guest, borne(expires=0)).ok, "a member may come back later"
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_manifest_is_fetched_when_what_takes_a_moment_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    manifest, told = founded(tmp_path), list[str]()
+    monkeypatch.setattr(doctor, "run_trial", lambda wanted, deadline_s: TrialReport(error="no torch"))
+    monkeypatch.setattr(doctor, "disk_speed", lambda folder: doctor.arithmetic())
+
+    def fetch() -> Manifest:
+        assert told[0] == "versions"
+        assert told[-1] == "data folder"
+        if comes:
+            return manifest
+        raise NetworkError("no member gives the manifest; ask for a fresh link")
+
+    for check in doctor.examine(Examination(data_dir=tmp_path / "guest", fetch=fetch)):
+        told.append(check.name)
+        if check.name == "manifest":
+            assert (check.ok, check.remedy) == (comes, "" if comes else "ask for a fresh link")
+    of_the_swarm = {"admission", "workload", "speed"}
+    assert of_the_swarm.intersection(told) == (of_the_swarm if comes else set())
+    assert {"manifest", "arithmetic", "device", "disk space", "memory"} <= set(told)
 
 
 def test_an_allowlist_is_looked_at(tmp_path: Path) -> None:

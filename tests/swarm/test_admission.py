@@ -9,8 +9,9 @@ import msgspec
 import pytest
 import trio
 
+from shoal.protocol.admission import Admission
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
-from shoal.protocol.identity import Identity
+from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.invites import (
     CLOCK_TOLERANCE_S,
     Credential,
@@ -284,6 +285,23 @@ async def test_member_that_comes_with_a_revoked_invite_is_known_as_revoked_to_wh
             await until(lambda guest=guest: guest.says("revoked", guest))  # type: ignore[misc]
         assert founder.members.is_revoked(voter.peer)
         assert not founder.members.is_revoked(stray.peer), "anybody could have any number of such strangers noted"
+
+
+@pytest.mark.parametrize("admission", ["open", "invite"])
+def test_who_is_revoked_is_told_what_lets_it_in_again(admission: str) -> None:
+    peer, invited = identity(2).peer_id, admission == "invite"
+
+    def told(*revoked: PeerId) -> str:
+        listed = make_revocations(AUTHORITY, SWARM, None, revoked)
+        rule = Admission(manifest=manifest(admission=admission), credential=borne(2), revocations=listed)
+        with pytest.raises(ConfigError) as caught:
+            rule.check_own(peer)
+        return str(caught.value).partition("; ")[2]
+
+    rotated = "ask who runs the swarm: if that was a mistake, `shoal id --rotate` makes this another node"
+    anew = ", which has to be invited anew" if invited else ""
+    assert told(BEARER.peer_id) == "ask who runs the swarm for a new link"
+    assert told(peer, BEARER.peer_id) == f"{rotated}{anew}", "a new link alone would not let it in"
 
 
 async def test_who_came_with_an_invite_is_known_by_its_record() -> None:
