@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from shoal.cli.imports import importing
+from shoal.cli.logs import FOR_USER
 from shoal.cli.options import NODE_KEY_NAME
 from shoal.node.discovery.credentials import keep_checkpoint, keep_invite
 from shoal.node.state.binding import check_free_for
@@ -28,7 +29,7 @@ FROM_STDIN = "-"
 LINES_LIMIT = 8
 """Of what `shoal link` and `shoal invite` say: the line that joins, and notes."""
 
-log = logging.getLogger("shoal.progress")
+log = logging.getLogger(FOR_USER)
 
 
 def given_link(text: str) -> str | None:

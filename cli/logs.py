@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+FOR_USER = "shoal.progress"
+"""Logger of the lines that are for who runs the command, as text without its name."""
 REPEAT_S = 60.0
 """A line that says the same as one of this last minute is not shown again."""
 REPEATS_LIMIT = 256
@@ -57,8 +60,10 @@ known = Known()
 
 
 class TextFormatter(logging.Formatter):
-    """`12:30:59 warning shoal.node.rounds.engine: text`, and the traceback below; `brief`, for a person who watches,
-    leaves out what goes without saying, PeerIds behind names too. A peer's text cannot forge a line.
+    """`12:30:59 warning shoal.node.rounds.engine: text`, and the traceback below; without the logger where the line is
+    for the user. `brief`, for a person who watches, leaves out what goes without saying, PeerIds behind names too.
+
+    A peer's text cannot forge a line.
     """
 
     def __init__(self, *, brief: bool) -> None:
@@ -69,7 +74,7 @@ class TextFormatter(logging.Formatter):
         """Format a record as one line, or more for a traceback."""
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
         origin = "" if self._brief and record.levelno == logging.INFO else f"{record.levelname.lower()} "
-        origin += "" if self._brief else f"{record.name}: "
+        origin += "" if self._brief or record.name == FOR_USER else f"{record.name}: "
         message = by_name(record.getMessage(), known.names, own=known.own, whole=not self._brief)
         line = f"{at} {origin}{escaped(message)}"
         return line if record.exc_info is None else f"{line}\n{_traceback(record)}"
@@ -142,12 +147,13 @@ class ConsoleHandler(logging.Handler):
 def configure(*, log_format: str, level: str, console: Console | None) -> None:
     """Send this program's records, and warnings of others, to stderr: through `console` if there is one.
 
-    Replaces what an earlier call set up.
+    Text is brief where stderr is a terminal. Replaces what an earlier call set up.
     """
     context.peer = context.round = context.phase = None
     known.own, known.names = "", {}
     handler: logging.Handler = logging.StreamHandler() if console is None else ConsoleHandler(console)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(brief=console is not None))
+    watched = console is not None or sys.stderr.isatty()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(brief=watched))
     if level != "debug":
         handler.addFilter(Repeats())
     root = logging.getLogger()

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
+from shoal.cli.logs import FOR_USER
 from shoal.cli.options import ReportOptions
 from shoal.cli.render import ShowNow, progress_display
 from shoal.cli.text import in_one_line
@@ -18,7 +19,7 @@ from shoal.node.option import Option
 
 PROBLEMS_SHOWN = 5
 
-log = logging.getLogger("shoal.progress")
+log = logging.getLogger(FOR_USER)
 
 ReportT = TypeVar("ReportT")
 

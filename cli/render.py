@@ -65,7 +65,7 @@ TROUBLE = ("gone", "silent")
 """How a member is reached that a user should know of."""
 ALL_PEERS = "`shoal status --peers` lists all that this node knows"
 
-log = logging.getLogger("shoal.progress")
+log = logging.getLogger(logs.FOR_USER)
 
 LONG_ROUND_S = 60.0
 LONG_FETCH_S = 10.0
@@ -77,8 +77,8 @@ PHASES = ("train", "plan", "reduce", "certify")
 class ShowNow(Protocol):
     """Changes the line that says what goes on right now."""
 
-    def __call__(self, text: str, share: float | None = None) -> None:
-        """Say `text`, of which `share`, in 0..1, is done; None where that is not known."""
+    def __call__(self, text: str, share: float | None = None, *, of: str = "") -> None:
+        """Say `text`, of which `share`, in 0..1, is done; None where that is not known. of: what is timed beside it."""
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def progress_display(*, log_format: str, log_level: str) -> Iterator[ShowNow]:
         yield show_now
 
 
-def _show_nothing(text: str, share: float | None = None) -> None:
+def _show_nothing(text: str, share: float | None = None, *, of: str = "") -> None:
     """Show nothing: without a terminal, the log says enough."""
 
 
@@ -127,11 +127,11 @@ class RunProgress:
                 self._log_after(LONG_ROUND_S, f"round {event.round}: {event.phase}")
             case StateFetched():
                 text = fetched_text(event.done_bytes, event.total_bytes)
-                self._show_now(text, event.done_bytes / max(event.total_bytes, 1))
+                self._show_now(text, event.done_bytes / max(event.total_bytes, 1), of="the fetch")
                 self._log_after(LONG_FETCH_S, text)
             case StepsMade() if self._phase != "paused":  # what its trainer said last comes after the pause
                 text = f"round {event.round}: step {event.step} of {event.steps}"
-                self._show_now(f"{text}{self._certified}", event.step / event.steps)
+                self._show_now(f"{text}{self._certified}", event.step / event.steps, of=f"round {event.round}")
                 self._log_after(LONG_ROUND_S, text)
             case TakesPart():
                 self._tell_of_part(event)
@@ -175,10 +175,10 @@ class RunProgress:
         self._counts = event.counts_from == event.round
 
     def _tell_of_peer(self, event: PeerChanged) -> None:
-        logs.known.note(event.peer, event.name)
-        if event.kind == "self":
-            log.info("this node is %s (%s)", event.peer, short(event.peer))
+        if event.kind == "self":  # before it is known, so that its PeerId stands beside the name
+            log.info("this node is %s", f"{event.name} ({event.peer})" if event.name else event.peer)
             logs.known.own = event.peer
+        logs.known.note(event.peer, event.name)
         for line in self._peers.take(event, time.monotonic()):
             log.info("%s", line)
 
@@ -196,7 +196,7 @@ class RunProgress:
         if self._phase:
             logs.context.round, logs.context.phase = round, self._phase
             share = PHASES.index(self._phase) / len(PHASES) if self._phase in PHASES else None
-            self._show_now(f"round {round}: {self._phase}{self._certified}", share)
+            self._show_now(f"round {round}: {self._phase}{self._certified}", share, of=f"round {round}")
 
 
 def certified_line(event: RoundCertified) -> str:

@@ -34,7 +34,7 @@ from shoal.protocol.swarm_link import link_in
 
 MANIFEST_NAME = "swarm.toml"
 
-log = logging.getLogger("shoal.progress")
+log = logging.getLogger(logs.FOR_USER)
 
 EXIT_CODES = {Outcome.DONE: 0, Outcome.LEFT: 0, Outcome.FAILED: 1, Outcome.INTERRUPTED: 130}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from shoal.cli.logs import FOR_USER
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count, in_one_line, number, quantity, who_contributed
 from shoal.testnet.progress import (
@@ -22,7 +23,7 @@ from shoal.testnet.scenario import Fault, whom
 
 UNVERIFIED_SHOWN = 5
 
-log = logging.getLogger("shoal.progress")
+log = logging.getLogger(FOR_USER)
 
 
 class TestnetProgress:

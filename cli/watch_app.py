@@ -154,18 +154,19 @@ class WatchApp(App[None]):
         table = self.query_one("#table", DataTable)
         narrow = self.size.width < NARROW_COLUMNS
         rows = {
-            row.peer: (row.name, short(row.peer) if narrow else row.peer, row.phase, row.speed, row.reach)
-            for row in picture.members
+            (row.peer, style): (row.name, short(row.peer) if narrow else row.peer, row.phase, row.speed, row.reach)
+            for shown, style in ((picture.members, ""), (picture.gone, "dim"))
+            for row in shown
         }
-        if [key.value for key in table.rows] != list(rows):
+        if [key.value for key in table.rows] != [f"{peer}{style}" for peer, style in rows]:
             table.clear()
-            for peer, cells in rows.items():
-                table.add_row(*map(Text, cells), key=peer)
+            for (peer, style), cells in rows.items():
+                table.add_row(*(Text(cell, style) for cell in cells), key=f"{peer}{style}")
             return
-        for line, cells in enumerate(rows.values()):
+        for line, ((_, style), cells) in enumerate(rows.items()):
             for column, cell in enumerate(cells):
                 if str(table.get_cell_at((line, column))) != cell:  # type: ignore[arg-type]  # a Coordinate is a tuple
-                    table.update_cell_at((line, column), Text(cell), update_width=True)  # type: ignore[arg-type]
+                    table.update_cell_at((line, column), Text(cell, style), update_width=True)  # type: ignore[arg-type]
 
     def _show_loss(self, picture: Picture) -> None:
         points, told = picture.losses or picture.rewards, "nobody has evaluated yet"

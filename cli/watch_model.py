@@ -46,6 +46,11 @@ STATUS_DEADLINE_S: Final = 5.0
 FIRST_READ_BYTES: Final = 4 << 20
 READ_LIMIT_BYTES: Final = 4 << 20
 ROUNDS_MEASURED: Final = 8
+GONE_SHOWN_S: Final = 600.0
+GONE_LIMIT: Final = 4
+"""Peers that died are shown below the members for so long, and so many of them: a round that goes on without them takes
+them off the list."""
+DIED: Final = events.name_of(events.Died)
 BAR_COLUMNS: Final = 3
 """Columns of a bar, at most."""
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
@@ -59,6 +64,7 @@ class Picture:
     trouble: str = ""
     members: Sequence[MemberRow] = ()
     members_left_out: int = 0
+    gone: Sequence[MemberRow] = ()
     losses: Sequence[Point] = ()
     metric: str = ""
     samples: tuple[str, ...] = ()
@@ -174,6 +180,7 @@ class Watcher:
             trouble=trouble,
             members=shown,
             members_left_out=left_out,
+            gone=() if status is None else gone_rows(status, known.rounds.happenings, now=time.time()),
             losses=tuple(known.curves["held_out"].points or known.curves["train"].points),
             metric=in_one_line(known.metric or TRAINING_LOSS),
             samples=_sample_lines(known.samples),
@@ -205,6 +212,29 @@ class Watcher:
             return 0.0, 0.0
         seconds = now[0] - before[0]
         return max(now[1] - before[1], 0) / seconds, max(now[2] - before[2], 0) / seconds
+
+
+def gone_rows(status: Status, happenings: Sequence[Happening], *, now: float) -> list[MemberRow]:
+    """Peers that died within GONE_SHOWN_S, the newest first, and are neither back nor members any more."""
+    listed = {member.peer_id for member in status.members}
+    gone = () if status.peers is None else set(status.peers.gone) - listed
+    died_at = {one.peer: one.at for one in happenings if one.kind == DIED and 0 <= now - one.at < GONE_SHOWN_S}
+    newest = sorted((peer for peer in gone if peer in died_at), key=lambda peer: (-died_at[peer], peer))
+    return [
+        MemberRow(
+            peer=in_one_line(peer),
+            name=in_one_line(status.names.get(peer, "")),
+            phase="gone",
+            speed="–",
+            reach=_ago(now - died_at[peer]),
+        )
+        for peer in newest[:GONE_LIMIT]
+    ]
+
+
+def _ago(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    return f"{count(minutes, 'minute')} ago" if minutes else "just now"
 
 
 def _sample_lines(sampled: Sequence[events.Sampled]) -> tuple[str, ...]:

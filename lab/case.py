@@ -201,9 +201,9 @@ def _telling(options: object) -> Iterator[ShowNow]:
         yield _tell
 
 
-def _tell(text: str, share: float | None = None) -> None:
+def _tell(text: str, share: float | None = None, *, of: str = "") -> None:
     typer.echo(text, err=True)
 
 
-def tell_nothing(text: str, share: float | None = None) -> None:
+def tell_nothing(text: str, share: float | None = None, *, of: str = "") -> None:
     """Tell nobody how far a run is."""

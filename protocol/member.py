@@ -269,6 +269,11 @@ class Member:
         return not (here.waits_alone or self._trains_nothing) and (here.made or not here.resting)
 
     @property
+    def claimed_behind(self) -> bool:
+        """True if somebody claims that rounds are certified of which this node does not know."""
+        return self.catching_up.has_claims
+
+    @property
     def stands_still(self) -> bool:
         """True if something forbids it to sign, as far as was looked."""
         return self._still is not None
@@ -438,6 +443,7 @@ class Member:
         return not self._head.round and not self._is_bound()
 
     def _hear_of_link(self, event: Linked) -> Steps:
+        self._no_quorum.links_return(self._now)
         yield from self._look_around()
         term, round = event.certified
         self.catching_up.claimed(event.peer, (term, round + 1))
@@ -937,8 +943,15 @@ class Member:
         """Do what is left to be done: train on without a quorum, or contribute where nobody does."""
         here = self._here
         may_train = not self._trains_nothing and self._departure.may_train(machine)
+        if here.cut_off:
+            self._no_quorum.links_return(self._now)  # at the earliest
         advice = self._no_quorum.advise(
-            machine, self._now, contributed=here.made, may_train=may_train, resting=here.resting
+            machine,
+            self._now,
+            contributed=here.made,
+            may_train=may_train,
+            resting=here.resting,
+            cut_off=here.cut_off,
         )
         if advice.say_no_quorum and self.missing():
             missing = self.missing()

@@ -1,6 +1,7 @@
 """No quorum: a member's ways on when the others hold it up, or when nobody makes a contribution.
 
 no quorum for ALONE_S            tell the user once; a node that has contributed already trains on locally all the while
+    and links are just returning     tell after DIALLING_S: the others may be dialling, and whom to start is not known
 nobody trains for IDLE_S         (all were restarted and lost their contributions, or this is a newcomer and all others
                                  are paused) make one after all, unless a value of this round is prepared: that one is
                                  decided, or none
@@ -12,6 +13,7 @@ it is another.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
 
 ALONE_S = 3.0  # without a quorum, until it is said and training goes on alone
+DIALLING_S = 10.0  # from the return of a link or of the network, until who is not linked is held for missing
 IDLE_S = 3.0  # that nobody trains, until an observer or a joiner contributes
 NAMED_LIMIT = 6
 """Missing members that a warning names; of more the number is told."""
@@ -70,21 +73,36 @@ class NoQuorum:
     def __init__(self) -> None:
         self.without_quorum = False
         self._quorum_lost_at: float | None = None
+        self._links_returned_at = -math.inf
+        self._said = False
         self._idle_since = 0.0
 
     def begin_round(self, now: float) -> None:
         """Begin another round; that alone does not bring a quorum back."""
         self._idle_since = now
 
-    def advise(self, machine: RoundMachine, now: float, *, contributed: bool, may_train: bool, resting: bool) -> Advice:
+    def links_return(self, now: float) -> None:
+        """Take note that a link came up, or that this machine has no network until now."""
+        self._links_returned_at = now
+
+    def advise(
+        self,
+        machine: RoundMachine,
+        now: float,
+        *,
+        contributed: bool,
+        may_train: bool,
+        resting: bool,
+        cut_off: bool = False,
+    ) -> Advice:
         """Look at the round, and advise on what to do now.
 
         contributed: this node's contribution is made. may_train: neither paused nor going. resting: its trainer has
-        done what it was told.
+        done what it was told. cut_off: this machine has no network, which is known at once.
         """
-        alone = self._alone(machine, now)
-        say = alone and not self.without_quorum
-        self.without_quorum = alone
+        alone = self.without_quorum = self._alone(machine, now)
+        say = alone and not self._said and (cut_off or self._dialled_by <= now)
+        self._said = alone and (self._said or say)
         train_on = alone and contributed and may_train and resting
         waiting = machine.phase is Phase.PLAN and not contributed and may_train
         agreement = machine.agreement
@@ -94,6 +112,12 @@ class NoQuorum:
         if contribute:
             self._idle_since = now
         return Advice(say_no_quorum=say, train_on=train_on, contribute_after_all=contribute)
+
+    @property
+    def _dialled_by(self) -> float:
+        """When all who are there would be linked again; links that go on coming put it off no further."""
+        lost_at = math.inf if self._quorum_lost_at is None else self._quorum_lost_at
+        return min(self._links_returned_at, lost_at) + DIALLING_S
 
     def _alone(self, machine: RoundMachine, now: float) -> bool:
         if machine.has_quorum():

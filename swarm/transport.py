@@ -27,6 +27,7 @@ from multiaddr import Multiaddr
 from shoal.protocol.address import Address, CircuitAddress
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.swarm.lanes.socket import reason_of
 from shoal.swarm.limits import HALF_OPEN_LIMIT, Memory, PeerLimits
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
 from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
@@ -495,7 +496,7 @@ def _reason_not_connected(address: Address, error: Exception) -> NetworkError:
     refused = all(isinstance(one, ConnectionRefusedError) for one in causes)
     if refused:
         return NobodyListens(f"nobody listens at {address.host}:{address.port}")
-    reasons = dict.fromkeys(getattr(one, "strerror", None) or str(one) for one in causes)
+    reasons = dict.fromkeys(map(reason_of, causes))
     return NetworkError(f"cannot connect to {address.host}:{address.port}: {', '.join(reasons)}")
 
 

@@ -230,7 +230,7 @@ class _Run:
             return None
 
     async def _ours(self, bench: Bench, why: str) -> Allreduce:
-        def tell(text: str, share: float | None = None) -> None:
+        def tell(text: str, share: float | None = None, *, of: str = "") -> None:
             self._tell(f"{why}: {bench.codec}, {bench.peers} peers: {text}")
 
         result = await measure(bench, tell)

@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 import trio
 
+from shoal.cli.logs import FOR_USER
 from shoal.cli.render import ShowNow
 from shoal.cli.testnet_report import TestnetProgress
 from shoal.lab.bench.machine import Machine, this_machine, torch_threads
@@ -50,7 +51,7 @@ SEEDS_LIMIT: Final = 100
 RESULT: Final = "train.json"
 """Name of the result's file."""
 
-log = logging.getLogger("shoal.progress")
+log = logging.getLogger(FOR_USER)
 
 UNSOUND: Final = Target(name="runs with wrong values, or not all certified", most=0)
 

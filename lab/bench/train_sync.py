@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import torch
 
+from shoal.cli.logs import FOR_USER
 from shoal.lab.bench.train_spec import Point, inner_settings, workload_of
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.node.training.inner_loop import Replica
@@ -32,7 +33,7 @@ from shoal.testnet.reports.report import allreduce_bytes
 
 CHECKPOINT: Final = "checkpoint"
 
-log = logging.getLogger("shoal.progress")
+log = logging.getLogger(FOR_USER)
 
 
 class _Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

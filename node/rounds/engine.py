@@ -83,6 +83,7 @@ class Engine:
         self.counts_from: int | None = None
         """The round from which this node's work counts, the one under way or the next; None where it gives none."""
         self._shown_phase = ""
+        self._part_untold: TakesPart | None = None
 
     # -- what others call ------------------------------------------------------------------------------------
 
@@ -181,12 +182,26 @@ class Engine:
             if told is not None:
                 await self._feed(told)
         else:
+            if isinstance(event, Tick):
+                self._tell_of_part()
             if isinstance(event, Tick) and self.phase != self._shown_phase:
                 self._shown_phase = self.phase
                 if self.leaving:
                     self._p.announce()  # those who leave in the same moment look who else does
                 self._p.on_progress(PhaseChanged(phase=self.phase, round=self._state_store.head.next_round))
             await self._feed(event)
+
+    def _tell_of_part(self) -> None:
+        """Say from which round this node's work counts, once a quorum is here and nobody claims that it is behind.
+
+        Who starts again begins the round that it was in, and learns only from the others how far they are.
+        """
+        told, machine = self._part_untold, self.machine
+        if told is None or machine is None or not machine.has_quorum():
+            return
+        if self._inbox.is_through and not self.member.claimed_behind:
+            self._part_untold = None
+            self._p.on_progress(told)
 
     async def _feed(self, event: Input) -> None:
         """Carry out all effects of an input. Raises ConfigError, RemoteError where the member raises them."""
@@ -242,7 +257,7 @@ class Engine:
         self._p.log.started(effect.base, effect.role)
         self.counts_from = None if effect.role == OBSERVER else round + (effect.role == JOINER)
         if self.counts_from is not None:
-            self._p.on_progress(TakesPart(round=round, counts_from=self.counts_from))
+            self._part_untold = TakesPart(round=round, counts_from=self.counts_from)
         await self._p.holds.at(round, "train")
 
     async def _give_way(self, effect: effects.GiveWay) -> None:

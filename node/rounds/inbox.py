@@ -102,6 +102,11 @@ class Inbox:
         self._heard.append(heard)
         self._arrived.set()
 
+    @property
+    def is_through(self) -> bool:
+        """True if every input of this node's own, links that came up among them, was taken out."""
+        return not self._own
+
     async def until_begun(self, position: Position, neighbours: frozenset[PeerId]) -> None:
         """Leave the processor to nodes of this machine that are still ending the round before `position`'s.
 

@@ -176,7 +176,7 @@ class CatchUp:
             try:
                 found[peer] = await self._final_format(peer, plan_hash)
             except NetworkError as error:
-                logger.info("finals from %s: %s", peer, error)
+                logger.info("%s: %s", peer, error)
             except RemoteError as error:
                 logger.warning("finals from %s: %s", peer, error)
                 self.scores.offended(peer, trio.current_time())
@@ -191,7 +191,7 @@ class CatchUp:
     async def _final_format(self, peer: PeerId, plan_hash: bytes) -> FinalFormat:
         answer = await self._request(peer, GetFinals(plan=plan_hash))
         if isinstance(answer, Refusal):
-            raise NetworkError(f"no finals: {answer.reason}")
+            raise NetworkError("it has not the finals that this node lacks")
         if not isinstance(answer, FinalsAnswer) or answer.plan.hash != plan_hash:
             raise RemoteError("answers a request for finals with something else", peer=peer)
         shape = (answer.plan.codec, answer.plan.numel, answer.plan.chunk_values)
@@ -451,7 +451,7 @@ class CatchUp:
         """
         answer = await self._request(peer, GetHeader(round=value.round))
         if isinstance(answer, Refusal):
-            raise NetworkError(f"no state of round {value.round}: {answer.reason}")
+            raise NetworkError(f"it has no state of round {value.round}")
         if not isinstance(answer, HeaderAnswer):
             raise RemoteError("answers a request for a header with something else", peer=peer)
         if self._known_header is not None and self._known_header[0] == answer.header:

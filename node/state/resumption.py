@@ -338,7 +338,7 @@ class Resumption:
         for round in range(newest, max(-1, newest - staleness_rounds - 1), -1):
             if chain.value(round).hash.hex() == file.metadata.get(SNAPSHOT_BASE):
                 return Restore(path=str(path), round=round, exact=True, midway=True)
-        logger.info("what this node learnt amid a round is of another state, or too old")
+        logger.info("the work of the round that was broken off counts no more: the swarm has gone on since")
         return None
 
     def _find_round(self, chain: Chain, *, countable: bool) -> Found | None:

@@ -33,7 +33,7 @@ from shoal.swarm.lanes.limits import LaneLimits, RateLimit
 from shoal.swarm.lanes.queue import Frame, FrameQueue
 from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, TAG_BYTES, Opener, Sealer
 from shoal.swarm.lanes.shared import SharedOffer, Sharing, on_one_machine
-from shoal.swarm.lanes.socket import MSG_WAITALL, Moved, ends_of, frame_buffers, moved, path_of, prepare
+from shoal.swarm.lanes.socket import MSG_WAITALL, Moved, ends_of, frame_buffers, moved, path_of, prepare, reason_of
 
 CLOSE_DEADLINE_S = 5.0
 JOIN_DEADLINE_S = 5.0
@@ -120,7 +120,8 @@ class FrameTakers:
     def lane_closed(self, peer: PeerId, error: NetworkError | RemoteError | None) -> None:
         """See `FrameSink`."""
         if error is not None:
-            logger.log(logging.DEBUG if self.is_leaving(peer) else logging.INFO, "a lane broke: %s", error)
+            told = error if isinstance(error, NetworkError) else f"the connection with {peer} broke: {error}"
+            logger.log(logging.DEBUG if self.is_leaving(peer) else logging.INFO, "%s", told)
             for taker in dict.fromkeys(self._takers.values()):
                 taker.lane_failed(peer)
 
@@ -190,7 +191,7 @@ class Lane:
         try:
             prepare(self._socket, self._limits.stall_s)
         except OSError as error:  # reset already; the threads find out at once and say so
-            self._fail(NetworkError(f"the connection to {self.peer} broke: {error}"))
+            self._fail(NetworkError(f"the connection with {self.peer} broke: {reason_of(error)}"))
         for thread in self._threads:
             thread.start()
 
@@ -293,9 +294,9 @@ class Lane:
             self.abort(f"no orderly close within {deadline_s} s")
             self.join(JOIN_DEADLINE_S)
 
-    def abort(self, reason: str = "aborted here") -> None:
+    def abort(self, reason: str = "it is of no more use") -> None:
         """End the lane at once, from any thread. Returns at once; both threads wake and leave."""
-        self._fail(NetworkError(f"lane to {self.peer}: {reason}"))
+        self._fail(NetworkError(f"the connection with {self.peer} was ended here: {reason}"))
 
     def join(self, deadline_s: float) -> bool:
         """Wait for both threads; whether they are gone."""
@@ -444,9 +445,11 @@ class Lane:
             except BlockingIOError:
                 if idle:
                     continue
-                raise NetworkError(f"{self.peer} stopped inside a frame") from None
+                raise NetworkError(
+                    f"the connection with {self.peer} broke: it stopped in the middle of a message"
+                ) from None
             if got == 0:
-                raise NetworkError(f"the connection to {self.peer} ended without a CLOSE frame")
+                raise NetworkError(f"the connection with {self.peer} broke: its other end closed it, and took no leave")
             idle = False
             self.bytes_received += got
             view = view[got:]
@@ -470,10 +473,10 @@ class Lane:
         except (NetworkError, RemoteError) as error:
             self._fail(error)
         except OSError as error:
-            self._fail(NetworkError(f"the connection to {self.peer} broke: {error}"))
+            self._fail(NetworkError(f"the connection with {self.peer} broke: {reason_of(error)}"))
         except Exception:  # the peer's task boundary: one lane's bug must not end the node
             logger.exception("lane to %s", self.peer)
-            self._fail(NetworkError(f"a fault of ours ended the lane to {self.peer}"))
+            self._fail(NetworkError(f"a fault of ours ended the connection with {self.peer}"))
         finally:
             self._leave()
 

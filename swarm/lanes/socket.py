@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import pathlib
 import socket
 import struct
@@ -48,6 +49,13 @@ _MOVED_BYTES = _TIMES_OFFSET + _TIMES.size
 
 # Without it recv_into may return early, and who reads goes round once more.
 MSG_WAITALL = getattr(socket, "MSG_WAITALL", 0)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the system's own words for an error, without the number and the call that others put around them."""
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error)
 
 
 def prepare(connection: socket.socket, stall_s: float) -> None:

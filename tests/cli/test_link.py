@@ -277,8 +277,8 @@ def test_link_to_members_that_are_gone_is_waited_for_and_says_what_to_ask_for(
     assert run_link(tmp_path, link) == 1
     err = capsys.readouterr().err
     asking, waiting, said = err.splitlines()
-    assert asking.endswith("shoal.progress: asking for the manifest whom the link names")
-    assert "shoal.progress: no member that the link names has given the manifest yet; asking again" in waiting
+    assert asking.endswith(" info asking for the manifest whom the link names")
+    assert "info no member that the link names has given the manifest yet; asking again" in waiting
     assert "no member that the link names or this network has gives the manifest; ask for a fresh" in said
     assert not (tmp_path / "guest").exists()
 

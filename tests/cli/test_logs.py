@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -17,6 +18,7 @@ from shoal.cli.render import RunProgress, progress_display
 from shoal.node.outcome import (
     Notice,
     Outcome,
+    PeerChanged,
     PhaseChanged,
     Progress,
     RoundCertified,
@@ -24,6 +26,11 @@ from shoal.node.outcome import (
     StepsMade,
     TakesPart,
 )
+from shoal.protocol.identity import Identity
+from shoal.protocol.names import short
+
+WAIT_S = 20.0
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 def log_something() -> None:
@@ -106,7 +113,7 @@ def test_terminal_log_is_brief_and_takes_no_markup() -> None:
 def test_progress_goes_to_the_log_or_to_the_live_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="shoal.progress")
     now: list[tuple[str, float | None]] = []
-    tell = RunProgress(lambda text, share=None: now.append((text, share)))
+    tell = RunProgress(lambda text, share=None, *, of="": now.append((text, share)))
     tell(StateFetched(done_chunks=1, total_chunks=2, done_bytes=2_100_000, total_bytes=4_200_000))
     tell(StateFetched(done_chunks=2, total_chunks=2, done_bytes=4_200_000, total_bytes=4_200_000))
     tell(RoundCertified(round=1, members=1, contributors=1, loss=None, seconds=2.0))
@@ -127,7 +134,7 @@ def test_progress_goes_to_the_log_or_to_the_live_line(caplog: pytest.LogCaptureF
 
 def test_the_end_of_a_run_says_by_what_command_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="shoal.progress")
-    tell, command = RunProgress(lambda text, share=None: None), "shoal run d/swarm.toml --data-dir d"
+    tell, command = RunProgress(lambda text, share=None, *, of="": None), "shoal run d/swarm.toml --data-dir d"
     for outcome in (Outcome.DONE, Outcome.LEFT):
         tell.end(outcome, command)
     assert [record.getMessage() for record in caplog.records] == [
@@ -139,7 +146,7 @@ def test_the_end_of_a_run_says_by_what_command_it_goes_on(caplog: pytest.LogCapt
 def test_a_long_fetch_and_a_long_round_say_how_far_they_are_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="shoal.progress")
     now = 0.0
-    tell = RunProgress(lambda text, share=None: None, clock=lambda: now)
+    tell = RunProgress(lambda text, share=None, *, of="": None, clock=lambda: now)
 
     def said(event: Progress, at: float) -> list[str]:
         nonlocal now
@@ -170,7 +177,7 @@ def test_a_long_fetch_and_a_long_round_say_how_far_they_are_now_and_then(caplog:
 
 def test_what_the_trainer_says_last_does_not_hide_a_pause() -> None:
     shown = list[str]()
-    tell = RunProgress(lambda text, share=None: shown.append(text))
+    tell = RunProgress(lambda text, share=None, *, of="": shown.append(text))
     tell(PhaseChanged(phase="paused", round=4))
     tell(StepsMade(round=4, step=39, steps=100))
     assert shown == ["round 4: paused"]
@@ -216,6 +223,78 @@ def test_live_line_shows_a_share_and_never_writes_into_the_log() -> None:
     assert "98%" in plain
 
 
+def test_time_beside_the_live_line_goes_on_after_all_is_done_and_begins_anew_with_what_it_is_of() -> None:
+    now = 100.0
+    terminal = io.StringIO()
+    console = Console(file=terminal, force_terminal=True, width=160, legacy_windows=False)
+
+    def drawn() -> str:
+        """The line as it was drawn last, without its bar; empty where its spinner stands still."""
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).rstrip().replace("\r", "\n")
+        spinner, *line = plain.rpartition("\n")[2].translate(dict.fromkeys(map(ord, "━╸╺"))).split()
+        return " ".join(line) if spinner in SPINNER else ""
+
+    def shows(line: str, *, at: float, after: Progress | None = None) -> None:
+        """Wait until it is drawn: it is drawn anew ten times a second."""
+        nonlocal now
+        now = 100.0 + at
+        if after is not None:
+            tell(after)
+        ends_at = time.monotonic() + WAIT_S
+        while drawn() != line:
+            assert time.monotonic() < ends_at, drawn()
+            time.sleep(0.01)
+
+    with live_line(console, clock=lambda: now) as show_now:
+        tell = RunProgress(show_now)
+        show_now("starting")
+        shows("starting 0:00:02", at=2.0)
+        fetched = StateFetched(done_chunks=2, total_chunks=2, done_bytes=4_200_000, total_bytes=4_200_000)
+        shows("fetching the swarm's state: 4.2 MB of 4.2 MB 100% 0:00:00 of the fetch", at=3.0, after=fetched)
+        shows("fetching the swarm's state: 4.2 MB of 4.2 MB 100% 0:00:30 of the fetch", at=33.0)
+        shows("round 7: train 0% 0:00:00 of round 7", at=40.0, after=PhaseChanged(phase="train", round=7))
+        step = StepsMade(round=7, step=100, steps=100)
+        shows("round 7: step 100 of 100 100% 0:00:10 of round 7", at=50.0, after=step)
+        shows("round 7: plan 25% 0:00:20 of round 7", at=60.0, after=PhaseChanged(phase="plan", round=7))
+        shows("round 7: plan 25% 0:01:00 of round 7", at=100.0)
+        ahead = StepsMade(round=8, step=1, steps=100)  # made while round 7 is reduced
+        shows("round 8: step 1 of 100 1% 0:00:00 of round 8", at=110.0, after=ahead)
+        shows("round 7: reduce 50% 0:01:20 of round 7", at=120.0, after=PhaseChanged(phase="reduce", round=7))
+
+
+def test_lines_of_a_pipe_that_are_for_the_user_have_no_loggers_name(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(log_format="text", level="info", console=None)
+    logging.getLogger(logs.FOR_USER).info("asking for the manifest")
+    logging.getLogger("shoal.node.x").info("something else")
+    assert [line[9:] for line in capsys.readouterr().err.splitlines()] == [
+        "info asking for the manifest",
+        "info shoal.node.x: something else",
+    ]
+
+
+def test_terminal_is_brief_before_it_has_a_live_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    logs.configure(log_format="text", level="info", console=None)
+    logging.getLogger(logs.FOR_USER).info("asking for the manifest")
+    assert terminal.getvalue()[8:] == " asking for the manifest\n"
+
+
+def test_this_node_is_named_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    me = Identity.from_seed(bytes([1]) * 32).peer_id
+
+    def said(name: str) -> str:
+        logs.configure(log_format="text", level="info", console=None)
+        RunProgress(lambda text, share=None, *, of="": None)(PeerChanged(kind="self", peer=me, name=name))
+        return capsys.readouterr().err[9:]
+
+    assert said("box") == f"info this node is box ({me})\n"
+    assert said("") == f"info this node is {me}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert said("box") == f"this node is box ({short(me)})\n"
+    assert said("") == f"this node is {short(me)}\n"
+
+
 def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     terminal = Terminal()
@@ -231,7 +310,7 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_log_of_a_node_names_peer_round_and_phase(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(log_format="json", level="info", console=None)
     logs.context.peer = "12D3A"
-    RunProgress(lambda text, share=None: None)(PhaseChanged(phase="reduce", round=7))
+    RunProgress(lambda text, share=None, *, of="": None)(PhaseChanged(phase="reduce", round=7))
     logging.getLogger("shoal.x").info("a record")
     record = json.loads(capsys.readouterr().err)
     assert (record["peer"], record["round"], record["phase"]) == ("12D3A", 7, "reduce")

@@ -58,18 +58,18 @@ def test_peers_that_are_remembered_are_bounded() -> None:
 
 def test_terminal_shows_names_and_files_the_peer_ids_too(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(log_format="text", level="info", console=None)
-    tell = RunProgress(lambda text, share=None: None)
+    tell = RunProgress(lambda text, share=None, *, of="": None)
     for kind, peer, name in [("self", ME, "box"), ("linked", TOM, "tom"), ("linked", ADA, ""), ("left", TOM, "tom")]:
         tell(PeerChanged(kind=kind, peer=peer, name=name))
     tell(RoundCertified(round=1, members=1, contributors=1, loss=0.123456, seconds=2.0))
     logging.getLogger("shoal.x").warning("%s and %s", ME, TOM)
     whole = [line[9:] for line in capsys.readouterr().err.splitlines()]
     assert whole == [
-        f"info shoal.progress: this node is {ME} (box) ({short(ME)})",
-        f"info shoal.progress: {TOM} (tom) is here",
-        f"info shoal.progress: {ADA} is here",
-        f"info shoal.progress: {TOM} (tom) has left",
-        "info shoal.progress: round 1 certified: 1 of 1 contributed, training loss 0.1235, 2.0 s",
+        f"info this node is box ({ME})",
+        f"info {TOM} (tom) is here",
+        f"info {ADA} is here",
+        f"info {TOM} (tom) has left",
+        "info round 1 certified: 1 of 1 contributed, training loss 0.1235, 2.0 s",
         f"warning shoal.x: {ME} (box, this node) and {TOM} (tom)",
     ]
     brief = logs.TextFormatter(brief=True)

@@ -236,7 +236,7 @@ def test_run_tells_progress_on_stderr(
     assert out == ""
     certified, many, failed, *trace = (line.split(" ", 1)[1] for line in err.splitlines())
     losses = f"training loss 1.25{said}, held-out 1.303 (round 2)"
-    assert certified == f"info shoal.progress: round 3 certified: 4 of 5 contributed, without m3, {losses}, 8.1 s"
-    assert many == "info shoal.progress: round 4 certified: 5 of 9 contributed, 1.0 s"
-    assert failed == "error shoal.progress: the workload failed: ValueError: no data"
-    assert trace[1] == "error shoal.progress:     line \\x1b[31m"
+    assert certified == f"info round 3 certified: 4 of 5 contributed, without m3, {losses}, 8.1 s"
+    assert many == "info round 4 certified: 5 of 9 contributed, 1.0 s"
+    assert failed == "error the workload failed: ValueError: no data"
+    assert trace[1] == "error     line \\x1b[31m"

@@ -116,7 +116,7 @@ def test_testnet_json_is_one_document_on_stdout(swarm: FakeSwarm, capsys: pytest
         "phase": "reduce",
         "progress": 0.4,
     }
-    assert err.endswith(" info shoal.progress: a round\n")
+    assert err.endswith(" info a round\n")
 
 
 def test_testnet_that_fails_exits_1_and_says_why(swarm: FakeSwarm, capsys: pytest.CaptureFixture[str]) -> None:

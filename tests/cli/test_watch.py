@@ -16,7 +16,7 @@ from textual.widgets import DataTable, Static, TabbedContent
 from shoal.cli.main import execute
 from shoal.cli.render import SHOWN_LIMIT
 from shoal.cli.watch_app import ConfirmLeave, WatchApp
-from shoal.cli.watch_model import Picture, Watcher, bars
+from shoal.cli.watch_model import GONE_LIMIT, GONE_SHOWN_S, Picture, Watcher, bars
 from shoal.node.control_client import BanStatus
 from shoal.node.dashboard.rounds import ALIKE_LIMIT
 from shoal.node.training.trainer_messages import SAMPLE_LIMIT_CHARS
@@ -149,6 +149,38 @@ def test_watch_of_a_thousand_nodes_lists_few_and_counts_all(tmp_path: Path) -> N
             await pilot.pause()
             assert app.query_one("#table", DataTable).row_count == SHOWN_LIMIT
             assert text(app, "#peers") == picture.peer_line
+
+    with running(tmp_path, FakeNode(msgspec.to_builtins(status))):
+        asyncio.run(watch())
+
+
+def test_watch_shows_who_died_below_the_members_for_a_while(tmp_path: Path) -> None:
+    now = time.time()
+    lost = [f"12D3gone{number}" for number in range(GONE_LIMIT + 2)]
+    log(tmp_path, *({"event": "died", "peer": peer, "at": now - 130 * n} for n, peer in enumerate(lost)))
+    log(tmp_path, {"event": "died", "peer": "12D3old", "at": now - GONE_SHOWN_S - 10})
+    log(tmp_path, {"event": "died", "peer": "12D3back", "at": now - 5})
+    crowd = status_of(crowd_of(3))
+    assert crowd.peers is not None
+    gone = [*lost, "12D3old", crowd.members[2].peer_id]
+    log(tmp_path, {"event": "died", "peer": crowd.members[2].peer_id, "at": now - 5})
+    status = msgspec.structs.replace(
+        crowd, names={lost[0]: "bob"}, peers=msgspec.structs.replace(crowd.peers, gone=gone)
+    )
+
+    async def watch() -> None:
+        app = WatchApp(Watcher(tmp_path), period_s=0.01)
+        async with app.run_test(size=(140, 30)) as pilot:
+            await until(pilot, lambda: app.picture is not None and app.picture.status is not None)
+            await pilot.pause()
+            table = app.query_one("#table", DataTable)
+            rows = [table.get_row_at(line) for line in range(table.row_count)]
+            below = rows[len(crowd.members) :]
+            assert [str(row[1]) for row in below] == lost[:GONE_LIMIT]
+            assert [str(cell) for cell in below[0]] == ["bob", lost[0], "gone", "–", "just now"]
+            assert str(below[1][4]) == "2 minutes ago"
+            assert {cell.style for row in below for cell in row} == {"dim"}
+            assert {cell.style for row in rows[: len(crowd.members)] for cell in row} == {""}
 
     with running(tmp_path, FakeNode(msgspec.to_builtins(status))):
         asyncio.run(watch())

@@ -67,6 +67,9 @@ def test_founders_that_drew_other_parameters_take_the_first_founders(
 def test_who_has_no_quorum_blames_nobody_where_its_own_machine_has_no_network(
     tmp_path: Path, disks: Disks, cut_off: bool
 ) -> None:
+    def warnings(life: Life) -> list[str]:
+        return [told.text for told in life.told if isinstance(told, Notice) and told.text.startswith("no quorum")]
+
     async def course(box: Box) -> None:
         box.start_all()
         await box.until_round(2)
@@ -75,8 +78,8 @@ def test_who_has_no_quorum_blames_nobody_where_its_own_machine_has_no_network(
         for number in (1, 2):
             box.node(number).cut()
             await box.node(number).over.wait()
-        await box.until(lambda: alone.engine.phase == "no quorum")
-        (said,) = (told.text for told in alone.told if isinstance(told, Notice) and told.text.startswith("no quorum"))
+        await box.until(lambda: alone.engine.phase == "no quorum" and warnings(alone))
+        (said,) = warnings(alone)
         assert ("this machine has no network" in said, "start these members again" in said) == (cut_off, not cut_off)
         for number in (1, 2):
             box.start(number, Survival.SYNCED)
@@ -364,6 +367,29 @@ def test_joiner_has_no_weight_in_the_round_in_which_it_comes_and_counts_in_the_n
     assert contributed[0] == came + 1
     told = [one for one in box.node(joiner).told if isinstance(one, TakesPart)]
     assert [one.counts_from for one in told if one.round in (came, came + 1)] == [came + 1, came + 1], told
+
+
+def test_who_starts_again_says_from_which_round_its_work_counts_once_it_knows_how_far_the_others_are(
+    tmp_path: Path, disks: Disks
+) -> None:
+    box, late = Box(tmp_path, disks, nodes=4), 3
+    meanwhile = 0
+
+    async def course(box: Box) -> None:
+        nonlocal meanwhile
+        box.start_all()
+        await box.until_round(2)
+        box.node(late).cut()
+        await box.node(late).over.wait()
+        await box.until_round(7, 0, 1, 2)
+        meanwhile = box.node(0).round
+        box.start(late, Survival.SYNCED)
+        await box.until(lambda: late in box.contributors(box.node(0).round), within_s=60)
+
+    box.run(course)
+    told = [one for one in box.node(late).told if isinstance(one, TakesPart)]
+    assert told
+    assert min(one.counts_from for one in told) > meanwhile, told
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from shoal.protocol.identity import PeerId
-from shoal.protocol.no_quorum import ALONE_S, IDLE_S, Advice, NoQuorum, no_quorum
+from shoal.protocol.no_quorum import ALONE_S, DIALLING_S, IDLE_S, Advice, NoQuorum, no_quorum
 from shoal.protocol.round import Phase, RoundMachine
 
 
@@ -66,9 +66,10 @@ def advise(
     contributed: bool = False,
     may_train: bool = True,
     resting: bool = True,
+    cut_off: bool = False,
 ) -> Advice:
     machine = cast(RoundMachine, round)
-    return alone.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting)
+    return alone.advise(machine, now, contributed=contributed, may_train=may_train, resting=resting, cut_off=cut_off)
 
 
 def test_solitude_says_once_that_there_is_no_quorum_and_again_after_there_was_one() -> None:
@@ -81,6 +82,33 @@ def test_solitude_says_once_that_there_is_no_quorum_and_again_after_there_was_on
     assert not alone.without_quorum
     round.quorum = False
     assert [advise(alone, round, now).say_no_quorum for now in (11.0, 11.0 + ALONE_S)] == [False, True]
+
+
+def test_whom_to_start_is_said_once_the_others_had_time_to_dial_after_links_returned() -> None:
+    def said(alone: NoQuorum, now: float, *, cut_off: bool = False) -> bool:
+        return advise(alone, Round(quorum=False), now, cut_off=cut_off).say_no_quorum
+
+    back = NoQuorum()
+    back.links_return(100.0)
+    assert [said(back, now) for now in (100.5, 100.5 + ALONE_S, 109.9, 110.0, 111.0)] == [False] * 3 + [True, False]
+    assert back.without_quorum
+    flapping = NoQuorum()
+    assert not said(flapping, 100.0)
+    for now in (105.0, 109.0):
+        flapping.links_return(now)
+        assert not said(flapping, now)
+        assert flapping.without_quorum, "it trains on meanwhile"
+    flapping.links_return(109.9)
+    assert said(flapping, 100.0 + DIALLING_S), "links that go on coming put it off no further"
+    away = NoQuorum()
+    away.links_return(100.0)
+    assert [said(away, now, cut_off=True) for now in (100.0, 100.0 + ALONE_S)] == [False, True]
+    quorate = NoQuorum()
+    quorate.links_return(100.0)
+    assert not said(quorate, 100.0)
+    assert not said(quorate, 105.0)
+    assert not advise(quorate, Round(), 106.0).say_no_quorum
+    assert [said(quorate, now) for now in (111.0, 111.0 + ALONE_S)] == [False, True]
 
 
 def test_solitude_trains_on_whenever_the_trainer_rests_and_only_after_a_contribution() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import random
@@ -686,9 +687,10 @@ def test_only_the_adapter_imports_libp2p_early() -> None:
     assert done.stdout.strip() == "False"
 
 
-async def test_reason_why_nobody_was_reached_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said", ["Network is unreachable", "Error connecting to ('192.0.2.9', 4001): Network is …"])
+async def test_reason_why_nobody_was_reached_is_given_once(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     async def unreachable(host: str, port: int) -> None:
-        raise OSError(101, "Network is unreachable")
+        raise OSError(errno.ENETUNREACH, said)
 
     peer = Identity.generate().peer_id
     host = Host(identity=Identity.generate(), listen=())

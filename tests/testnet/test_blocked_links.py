@@ -72,4 +72,4 @@ def test_cut_lanes_are_made_anew_and_nobody_is_evicted(tmp_path: Path) -> None:
         (0, [])
     ] * 3
     log = (tmp_path / "nodes" / "2" / "log.txt").read_text()
-    assert "a lane broke" in log.partition("round 2 certified")[0]
+    assert "the connection with " in log.partition("round 2 certified")[0]

@@ -544,7 +544,7 @@ def interrupted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Path:
     """The folder of a run of two seeds that ended amid the second's synchronous curve."""
     caplog.set_level("INFO", "shoal.progress")
 
-    def show(text: str, share: float | None = None) -> None:
+    def show(text: str, share: float | None = None, *, of: str = "") -> None:
         if text.startswith("synchronous, seed 2: round 2 of 3"):
             raise Interruption
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,6 +144,20 @@ async def test_who_offers_another_header_is_not_asked_again(tmp_path: Path, what
         with pytest.raises(NetworkError, match="no peer has the state"):
             await advance(world, None, [BAD])
         assert bool(world.donors[BAD].asked) is asked
+
+
+async def test_who_has_no_state_or_finals_is_told_of_in_plain_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "shoal.node.state.catchup")
+    world = World(tmp_path, ledger_of(2))
+    world.donor(BAD).answer = lambda request: Refusal(reason="not held here")
+    with pytest.raises(NetworkError):
+        await advance(world, None, [BAD])
+    with pytest.raises(NetworkError):
+        await world.catchup.finals(world.ledger.finals[1].plan.hash, [BAD])
+    assert f"{BAD}: it has no state of round 2" in caplog.messages
+    assert caplog.messages[-1] == f"{BAD}: it has not the finals that this node lacks"
 
 
 async def test_donor_that_went_back_has_another_state_of_that_round_and_is_asked_again(tmp_path: Path) -> None:

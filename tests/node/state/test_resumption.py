@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -451,13 +452,18 @@ def test_what_a_later_contribution_holds_is_not_taken_up_again(tmp_path: Path, l
         assert (found.files, found.midway) == (files, None)
 
 
-def test_what_was_learnt_on_another_history_is_not_taken_up(tmp_path: Path, ledger: CheckpointLedger) -> None:
+def test_what_was_learnt_on_another_history_is_not_taken_up(
+    tmp_path: Path, ledger: CheckpointLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "shoal.node.state.resumption")
     other = CheckpointLedger(manifest=ledger.manifest, codec="fp32")
     other.certify(4)
     write_midway(tmp_path, other.chain_to(2).standing)
     assert other.chain_to(2).standing.hash != ledger.chain_to(2).standing.hash
     for head in (2, 3):
         assert find(Bench(tmp_path), ledger, head) is None
+        said = "the work of the round that was broken off counts no more: the swarm has gone on since"
+        assert caplog.messages[-1] == said
 
 
 @pytest.mark.parametrize("damage", ["torn", "zeros", "another base"])
