@@ -459,7 +459,8 @@ class SavedInner:
             if dtype is None or not dtype.is_floating_point:
                 continue
             values = torch.from_numpy(self._file.array(name).reshape(-1).view("u1")).view(dtype)
-            if not all(part.isfinite().all() for part in values.split(_FINITE_VALUES)):
+            begins = range(0, values.numel(), _FINITE_VALUES)
+            if not all(values[begin : begin + _FINITE_VALUES].isfinite().all() for begin in begins):
                 raise StorageError(f"{self._file.path} holds numbers that are not finite, and nothing is taken from it")
 
     def accounts(self, numel: int) -> SavedAccounts:
