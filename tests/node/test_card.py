@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shoal.cli.card import to_lines
 from shoal.cli.main import execute
-from shoal.lab.bench.synthetic_swarm import SyntheticSwarm
+from shoal.lab.synthetic_swarm import SyntheticSwarm
 from shoal.node.card import DOMAIN, Card, make_card, problems_of, read_card
 from shoal.node.dashboard.model import Model
 from shoal.node.keys import NODE_KEY_NAME
