@@ -32,9 +32,10 @@ def import_class(what: str, path: str) -> type:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             remedy = "start this where its file lies, or install it" if "" in sys.path else "install it"
             raise ConfigError(f"{what}: there is no module {error.name!r}; {remedy}") from None
-        lacks = isinstance(error, ImportError)
-        remedy, kind = ("install what it needs", ConfigError) if lacks else ("correct it", BrokenModule)
-        raise kind(f"{what} cannot be imported: {one_line(error)}{_place(error)}; {remedy}") from error
+        fault = f"{one_line(error)}{_place(error)}"
+        if isinstance(error, ImportError):
+            raise ConfigError(f"{what} cannot be imported: {fault}; install what it needs") from error
+        raise BrokenModule(f"{what} cannot be imported: {fault}; correct it") from error
     found = getattr(module, class_name, None)
     if isinstance(found, type):
         return found
