@@ -26,6 +26,7 @@ from shoal.protocol.manifest import (
 from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE, DEFAULT_POLICY, DEFAULT_ROLLOUTS
 from shoal.protocol.messages import MEMBER_LIMIT
 from shoal.protocol.seats import longest_wait
+from shoal.protocol.strategies.strategy import Strategy as StrategyRules
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, strategy_named
 
 OUTSIDE_EXPECTED = 1024
@@ -92,6 +93,7 @@ def init(options: InitOptions) -> None:
 
     _refuse_to_overwrite(options)
     _check_workload(options.workload)
+    fault = _fault_of(options)
     if options.swarm_name is None and options.name is not None:
         typer.echo(
             f"note: the swarm is named {options.name!r} by --name or SHOAL_NAME, which name a node; write --swarm-name "
@@ -113,8 +115,8 @@ def init(options: InitOptions) -> None:
         f"next: read {options.output}, and change it now: that makes another swarm of it; then "
         f"{_next(options, kept=kept)}, and `shoal link` there says how others join"
     )
-    if (fault := _fault_of(manifest)) is not None:
-        typer.echo(f"note: {fault}", err=True)
+    if fault is not None:
+        typer.echo(f"note: {fault}; look again with `{_doctor_command(options)}`", err=True)
 
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
@@ -122,10 +124,7 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     from shoal.node.loops.loop_messages import OWN_LOOP
     from shoal.node.sapo.policies import installed_policies
 
-    try:
-        strategy = strategy_named(options.strategy)
-    except ValueError as error:
-        raise ConfigError(f"--strategy: {error}") from None
+    strategy = _strategy_of(options)
     implied = "inner_steps" in strategy.defaults({})
     averages = strategy.averages_policies and options.workload in installed_policies()
     shares = strategy.shares_rollouts or averages
@@ -159,6 +158,14 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     if options.faults is not None:
         tables["agreement"] = {"faults": options.faults}
     return validate_manifest(tables, source="the new manifest")
+
+
+def _strategy_of(options: InitOptions) -> StrategyRules:
+    """Return the strategy that is asked for. Raises ConfigError."""
+    try:
+        return strategy_named(options.strategy)
+    except ValueError as error:
+        raise ConfigError(f"--strategy: {error}") from None
 
 
 def _option_lines(manifest: Manifest) -> list[str]:
@@ -210,20 +217,25 @@ def _check_workload(name: str) -> None:
     raise ConfigError(f"--workload: {name!r} is not installed here{hint}")
 
 
-def _fault_of(manifest: Manifest) -> str | None:
-    """Return what is wrong with code of the founder's own, as far as a trial tells soon; None for an installed name."""
+def _fault_of(options: InitOptions) -> str | None:
+    """Return what is wrong with code of the founder's own, as far as a trial tells soon; None for an installed name.
+
+    Raises ConfigError where importing it raises, on whatever machine.
+    """
     from shoal.node.doctor import run_trial
     from shoal.node.doctor_trial import TrialRequest
     from shoal.node.workload import missing_module
 
-    name = manifest.workload.name
+    name = options.workload
     if ":" not in name:
         return None
     if (missing := missing_module(name)) is not None:
         return f"there is no module {missing!r} here; `shoal run` wants it where it starts, or installed"
-    is_policy = manifest.rollouts is not None
+    is_policy = _strategy_of(options).shares_rollouts
     trial = TrialRequest(device="cpu", workload=name, is_policy=is_policy, is_made_only=True)
     report = run_trial(trial, deadline_s=TRIAL_DEADLINE_S)
+    if report.is_broken and report.error is not None:
+        raise ConfigError(report.error)
     return report.error if report.torch else None  # else it was not tried: torch takes long, or is not here
 
 
@@ -254,6 +266,14 @@ def _next_command(options: InitOptions, *, kept: bool) -> str:
         words += ["--data-dir", str(options.data_dir)]
     if not kept:
         words += ["--allow-workload", options.workload]
+    return shlex.join(words)
+
+
+def _doctor_command(options: InitOptions) -> str:
+    """Return the command that tries the workload of the manifest just written."""
+    words = ["shoal", "doctor", str(options.output), "--allow-workload", options.workload]
+    if options.data_dir != DEFAULT_DATA_DIR:
+        words += ["--data-dir", str(options.data_dir)]
     return shlex.join(words)
 
 

@@ -6,7 +6,7 @@ import shlex
 
 import typer
 
-from shoal.node.text import count, figure, quantity
+from shoal.node.text import count, figure, quantity, who_contributed
 
 __all__ = ["count", "escaped", "figure", "in_one_line", "note", "number", "quantity", "who_contributed"]
 
@@ -32,10 +32,3 @@ def note(text: str) -> None:
 def number(value: float | None) -> str:
     """`value`, or a dash if there is none."""
     return "–" if value is None else f"{value:.4f}"
-
-
-def who_contributed(contributors: int, members: int) -> str:
-    """`4 of 5 contributed`. Of a round in which members died, more may have than are members after it."""
-    if contributors > members:
-        return f"{contributors} contributed, {count(members, 'member')} go on"
-    return f"{contributors} of {members} contributed"

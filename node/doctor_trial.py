@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shoal.node.named_code import BrokenModule
 from shoal.node.training.trainer_messages import Assignment, InnerSettings, Scalar, Train, Trained
 from shoal.protocol.errors import ShoalError
 
@@ -51,7 +52,8 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
 class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
     """Findings of a trial so far. numel: of what the swarm trains. cuda: torch's build of CUDA, None for none.
 
-    others_share: of this machine's processors, taken by other programs meanwhile.
+    others_share: of this machine's processors, taken by other programs meanwhile. is_broken: the error is one of the
+    workload's module as it is imported, whatever the machine.
     """
 
     torch: str = ""
@@ -64,6 +66,7 @@ class TrialReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     others_share: float = 0.0
     error: str | None = None
+    is_broken: bool = False
 
 
 def main() -> int:
@@ -77,7 +80,7 @@ def main() -> int:
             report = grown
             _say(report)
     except ShoalError as error:
-        _say(msgspec.structs.replace(report, error=str(error)))
+        _say(msgspec.structs.replace(report, error=str(error), is_broken=isinstance(error, BrokenModule)))
     except Exception as error:  # the user's workload may raise anything; the report is what becomes of it
         from shoal.node.pipe import one_line
 

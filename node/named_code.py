@@ -17,6 +17,10 @@ from shoal.protocol.errors import ConfigError, did_you_mean
 T = TypeVar("T")
 
 
+class BrokenModule(ConfigError):
+    """A module that raises on every machine: a syntax error, or one while it is imported that is no lacking module."""
+
+
 def import_class(what: str, path: str) -> type:
     """Import the class at `path`, module:Class. Raises ConfigError, with a cause where the module itself raised."""
     module_name, _, class_name = path.partition(":")
@@ -28,8 +32,10 @@ def import_class(what: str, path: str) -> type:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             remedy = "start this where its file lies, or install it" if "" in sys.path else "install it"
             raise ConfigError(f"{what}: there is no module {error.name!r}; {remedy}") from None
-        remedy = "install what it needs" if isinstance(error, ImportError) else "correct it"
-        raise ConfigError(f"{what} cannot be imported: {one_line(error)}{_place(error)}; {remedy}") from error
+        fault = f"{one_line(error)}{_place(error)}"
+        if isinstance(error, ImportError):
+            raise ConfigError(f"{what} cannot be imported: {fault}; install what it needs") from error
+        raise BrokenModule(f"{what} cannot be imported: {fault}; correct it") from error
     found = getattr(module, class_name, None)
     if isinstance(found, type):
         return found

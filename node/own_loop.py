@@ -62,10 +62,12 @@ from shoal.node.loops.rank_group import (
     starts_again,
     world_size,
 )
+from shoal.node.loops.step_watch import StepWatch
 from shoal.node.options import DEFAULT_DATA_DIR
 from shoal.node.outcome import HELD_OUT_LOSS, NOT_FINITE, TRAINING_LOSS
 from shoal.node.own_frames import print_without_shoal
 from shoal.node.pipe import Pause, Resume, Stop
+from shoal.node.text import count, duration, who_contributed
 from shoal.node.training.accounts import Accounts, Flat
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import (
@@ -101,6 +103,14 @@ WARNING_PERIOD_S = 60.0
 WEIGHTLESS = (
     "step(tokens=0) weighs nothing, and no round counts this work: give step() the number of tokens or samples that "
     "each of the %s steps was made on"
+)
+UNSTEPPED = (
+    "step() was not called for %.0f s: call it once after each optimizer step. Until then this node contributes "
+    "nothing, and each round of the others waits for it a while, then goes on without it; if this is a long "
+    "evaluation, all is well after it"
+)
+NEVER_STEPPED = (
+    "step() was never called: of the %d optimizer steps that this loop made the swarm has none; call it once after each"
 )
 SILENCES_LIMIT = 3
 PROGRESS_PERIOD_S = 1.0
@@ -157,6 +167,10 @@ class Swarm:
         self._device = next(self._model.parameters()).device
         self._daemon: LoopDaemon | None = None
         self._client: LoopClient | None = None
+        self._watch = StepWatch(
+            period_s=WARNING_PERIOD_S, is_wanted=self._is_to_train, tell=lambda seconds: self._warn(UNSTEPPED, seconds)
+        )
+        self._stepped = False
         self._accounts: Accounts
         self._snapshots: LoopSnapshots
         self.peer_id = ""
@@ -194,6 +208,8 @@ class Swarm:
             raise
         self._steps.begin()
         self._tally = Tally()
+        if self.talks:
+            self._watch.begin()
         return self
 
     def _join(self) -> None:
@@ -245,11 +261,17 @@ class Swarm:
     def _end(self, *, failed: bool) -> None:
         """Leave or detach. failed: by an error, after which torchrun may start the loop again: it will attach anew."""
         atexit.unregister(self._at_exit)
+        self._watch.end()
+        unsaid = 0 if self._stepped else self._steps.made()
         self._steps.end()
         client, self._client = self._client, None
         daemon, self._daemon = self._daemon, None
+        if unsaid and self.talks and client is not None:
+            logger.warning(NEVER_STEPPED, unsaid)
+        parts = self._told >= 0 and client is not None and not client.ended
+        leaves = daemon is not None and daemon.leaves
         if failed and starts_again():
-            daemon = None
+            daemon, leaves = None, False
         try:
             self._ranks.close()
             if daemon is not None:
@@ -259,6 +281,25 @@ class Swarm:
                 client.close()
             if daemon is not None:
                 daemon.end()
+            if parts and client is not None:
+                self._say_parted(client.waits_s, leaves=leaves)
+
+    def _say_parted(self, waits_s: float | None, *, leaves: bool) -> None:
+        """Say what becomes of the node: it left, or it waits so long for a loop."""
+        if leaves:
+            logger.info("this node has left the swarm")
+            return
+        logger.info(
+            "the node on %s stays in the swarm, and waits %sfor a loop; `shoal leave --data-dir %s` ends it",
+            self._data_dir,
+            "" if waits_s is None else f"{duration(waits_s)} ",
+            self._data_dir,
+        )
+
+    def _is_to_train(self) -> bool:
+        """True if the daemon waits for steps, as far as a thread beside the loop can tell."""
+        client = self._client
+        return self._order is not None and client is not None and not (client.paused or client.ended)
 
     def _say_joined(self) -> None:
         """Say that this node takes part, by which name, and where its page is."""
@@ -300,15 +341,17 @@ class Swarm:
         """
         if tokens < 0:
             raise ValueError(f"{tokens} tokens")
-        made = self._steps.made()
+        made, self._stepped = self._steps.made(), True
         if self._client is None:
             return False
+        self._watch.called(waits=True)
         self._tally.trained()
         with self._ranks.call("step", self._proceed, made=made, tokens=int(tokens) if made else 0) as of_all:
             if made:
                 self._count(made, of_all, loss)
             self._obey()
         self._tally.resumed()
+        self._watch.called(waits=False)
         return self._client is not None
 
     @contextmanager
@@ -575,15 +618,17 @@ class Swarm:
             if self._told < 0:
                 self._say_joined()
             self._told = self.round
-            self._say_round()
+            self._say_round(order.contributors)
         self._steps_wanted = max(1, order.steps - self._accounts.steps) if order.contribute else order.steps
 
-    def _say_round(self) -> None:
-        """Say on which round's state the loop trains on, with whom, and how good it is; each loss by its own word."""
+    def _say_round(self, contributors: int) -> None:
+        """Say on which round's state the loop trains on, by whom, and how good it is; each loss by its own word."""
+        who = who_contributed(contributors, self.members) if contributors else count(self.members, "member")
         said = [] if self._last_loss is None else [f"training loss {self._last_loss:.4g}"]
-        said += [] if self.held_out is None else [f"held-out loss {self.held_out:.4g} (round {self._held_out_round})"]
-        members = f"{self.members} member{'' if self.members == 1 else 's'}"
-        logger.info("round %d: %s", self.round, ", ".join((members, *said)))
+        if self.held_out is not None:
+            older = "" if self._held_out_round == self.round else f" (round {self._held_out_round})"
+            said.append(f"held-out loss {self.held_out:.4g}{older}")
+        logger.info("round %d: %s", self.round, ", ".join((who, *said)))
 
     def _report_evaluation(self, order: Evaluate, client: LoopClient) -> None:
         """The user's evaluation of the anchor, or the loss that this node trained at last."""

@@ -25,6 +25,19 @@ def count(value: int, noun: str) -> str:
     return f"{value} {noun}{'' if value == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """`42 s`, `10 min`, `2.5 h`."""
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def who_contributed(contributors: int, members: int) -> str:
+    """`4 of 5 contributed`. Of a round in which members died, more may have than are members after it."""
+    if contributors > members:
+        return f"{contributors} contributed, {count(members, 'member')} go on"
+    return f"{contributors} of {members} contributed"
+
+
 def fetched_text(done_bytes: int, total_bytes: int) -> str:
     """Say how much of a state is here."""
     return f"fetching the swarm's state: {quantity(done_bytes, 'B')} of {quantity(total_bytes, 'B')}"

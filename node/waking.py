@@ -21,6 +21,7 @@ import trio
 from shoal.node.outcome import Notice
 from shoal.node.parts import Parts
 from shoal.node.reporting import events
+from shoal.node.text import duration
 
 LOOK_S: Final = 2.0
 LEAST_S: Final = 10.0
@@ -98,6 +99,4 @@ class Waking:
 
 def woke_text(seconds: float) -> str:
     """Text for the user of a node that did not run for so long."""
-    minutes = round(seconds / 60)
-    length = f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-    return f"this node did not run for {length}: it catches up, and its speed is measured anew"
+    return f"this node did not run for {duration(seconds)}: it catches up, and its speed is measured anew"

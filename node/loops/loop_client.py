@@ -32,7 +32,7 @@ from shoal.node.loops.loop_messages import (
     trainer_socket_path,
     unpack_answer,
 )
-from shoal.node.pipe import FrameSocket, Stop
+from shoal.node.pipe import FrameSocket, Pause, Resume, Stop
 from shoal.node.training import shared_tensors
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
@@ -92,6 +92,8 @@ class LoopClient:
         self.contribution = contribution
         self.ended_in_order = False
         """True if the daemon announced that it ends."""
+        self.paused = False
+        """True between a pause and its end, also while the loop has yet to hear of it."""
         self._channel = channel
         self._vectors = VectorPool(1)  # one is its user's base, one may be on its way
         self._newest: Anchor | None = None  # that was not taken
@@ -105,7 +107,12 @@ class LoopClient:
     @property
     def gone(self) -> bool:
         """True if the daemon is gone and all that it ordered has been received."""
-        return self._gone.is_set() and self._orders.empty()
+        return self.ended and self._orders.empty()
+
+    @property
+    def ended(self) -> bool:
+        """True if the daemon is gone, or was detached from."""
+        return self._gone.is_set()
 
     def send(self, report: Report) -> None:
         """Tell the daemon; one that is gone does not hear it."""
@@ -151,6 +158,8 @@ class LoopClient:
         elif isinstance(command, Stop):
             self.ended_in_order = True
         else:
+            if isinstance(command, Pause | Resume):
+                self.paused = isinstance(command, Pause)
             self._orders.put_nowait(command)
 
     def _receive_anchor(self, order: Apply) -> None:

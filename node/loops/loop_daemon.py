@@ -151,9 +151,14 @@ class LoopDaemon:
         """Have the daemon leave with this loop, as one that was started here: it was, by the loop's life before."""
         self._adopted = True
 
+    @property
+    def leaves(self) -> bool:
+        """True if it leaves with the loop: it runs, and was started here, or adopted."""
+        return self._adopted or (self._process is not None and self._process.poll() is None)
+
     def ask_to_leave(self) -> None:
         """Have a daemon that was started here, or adopted, leave the swarm; another stays as it is."""
-        if self._adopted or (self._process is not None and self._process.poll() is None):
+        if self.leaves:
             with suppress(ShoalError):
                 request(self.data_dir, "leave", deadline_s=ASK_DEADLINE_S)
 

@@ -115,6 +115,7 @@ class StateTransition:
         assert candidate is not None
         finals = candidate.finals
         state = await self.take(candidate)
+        self._p.training_client.certified(value, len(finals.counted))
         await self._state_store.follow(state, candidate.header)
         self._p.checkpoints.certified(state)
         seconds = trio.current_time() - self._round_started

@@ -100,10 +100,16 @@ Order = Begin | Pulled | Delivered | Pause | Resume | Stop
 
 
 class Teaching(Message, frozen=True, kw_only=True):
-    """Progress of the warm-up: `done` of at most `limit` updates are made; it ends sooner at its reward."""
+    """Progress of the warm-up: `done` of at most `limit` updates are made; it ends sooner at the reward `wanted`.
+
+    reward: as it was measured last, None before. left_s: until the limit at this pace, None while none is known.
+    """
 
     done: Count
     limit: Count
+    reward: Reward | None = None
+    wanted: Reward
+    left_s: Annotated[float, Meta(ge=0)] | None = None
 
 
 class Ready(Message, frozen=True, kw_only=True):

@@ -90,14 +90,22 @@ class Agent:
         begun = self._go_on(draw, refused)
         reward = None
         if restored is None and begin.role != "judge" and not self._follows and factory.warm_up is not None:
-            limit = factory.warm_up.updates
+            settings = factory.warm_up
             report = warm_up(
                 policy,
                 load_choices(section.tasks),
-                factory.warm_up,
+                settings,
                 score=partial(scorer.score_each, own=True),
                 seed=begin.seed,
-                tell=lambda updates: line.send(Teaching(done=updates, limit=limit)),
+                tell=lambda progress: line.send(
+                    Teaching(
+                        done=progress.updates,
+                        limit=settings.updates,
+                        reward=progress.reward,
+                        wanted=settings.reward,
+                        left_s=progress.left_s,
+                    )
+                ),
             )
             reward = report.reward
         # A task of a round that was announced is not answered a second time: others would take that for a duplicate.

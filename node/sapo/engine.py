@@ -61,6 +61,7 @@ from shoal.node.sapo.store import GroupStore
 from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Trust
 from shoal.node.state.store import disk_errors, write_atomically
+from shoal.node.text import duration
 from shoal.node.workload import WorkloadError
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import ConfigError, LocalError, RemoteError
@@ -380,6 +381,8 @@ class RolloutEngine:
 
     def _note_warm_up(self, teaching: Teaching) -> None:
         text = f"teaching the policy: {teaching.done} of at most {teaching.limit} updates"
+        text += "" if teaching.reward is None else f", reward {teaching.reward:.2f} of the {teaching.wanted:.2f} wanted"
+        text += "" if teaching.left_s is None else f", at most {duration(teaching.left_s)} left"
         self._status = msgspec.structs.replace(self._status, teaching=text)
         if trio.current_time() - self._taught_at >= TEACHING_PERIOD_S:
             self._taught_at = trio.current_time()

@@ -16,7 +16,7 @@ from shoal.node.sapo.tasks import TaskChoice, TaskFamily
 from shoal.protocol.errors import ConfigError, did_you_mean
 from shoal.protocol.manifest_rollouts import TaskEntry
 
-__all__ = ["GROUP", "installed_families", "load_choices", "load_family"]
+__all__ = ["GROUP", "check_name", "installed_families", "load_choices", "load_family"]
 
 GROUP = "shoal.tasks"
 
@@ -26,17 +26,24 @@ def installed_families() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in importlib.metadata.entry_points(group=GROUP)}))
 
 
-def load_family(name: str) -> TaskFamily:
-    """The family called `name`. Raises ConfigError, one line: unknown, not offered, not importable, no task family."""
-    if name in OFFERED or name in REFUSED:
-        return GymFamily(name)
+def check_name(name: str) -> None:
+    """Raise ConfigError for a family that is unknown here, or not offered. Imports no code of a family."""
+    if name in REFUSED:
+        GymFamily(name)  # says why
     installed = installed_families()
-    if name not in installed:
+    if name not in OFFERED and name not in installed:
         own = ", ".join(installed) or "none"
         raise ConfigError(
             f"unknown task family {name!r}{did_you_mean(name, (*OFFERED, *installed))}; "
             f"reasoning-gym's are offered by name, and your own by the entry-point group {GROUP!r} (installed: {own})"
         )
+
+
+def load_family(name: str) -> TaskFamily:
+    """The family called `name`. Raises ConfigError, one line: unknown, not offered, not importable, no task family."""
+    check_name(name)
+    if name in OFFERED:
+        return GymFamily(name)
     (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
     what = f"task family {name!r}"
     found = import_class(what, point.value)

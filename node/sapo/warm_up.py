@@ -8,6 +8,7 @@ the same question under two seeds.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -62,6 +63,18 @@ class WarmUpReport:
     reward: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUpProgress:
+    """Updates made so far, the reward that was measured last, None before; and how long the way is at most from here.
+
+    left_s: for the updates that it may still make, at the pace so far; None before one was made.
+    """
+
+    updates: int
+    reward: float | None = None
+    left_s: float | None = None
+
+
 class Lessons:
     """Tasks of some families by turns of chance, each with its solution. `stream` tells disjoint sequences apart."""
 
@@ -98,22 +111,24 @@ def warm_up(
     *,
     score: Score,
     seed: int,
-    tell: Callable[[int], None] = lambda updates: None,
+    tell: Callable[[WarmUpProgress], None] = lambda progress: None,
 ) -> WarmUpReport:
     """Teach `policy` the solutions of these families until its reward on them is the one asked for.
 
-    tell: is called with the number of updates that are made, before the first and after each.
+    tell: is called before the first update and after each.
     """
-    tell(0)
+    tell(WarmUpProgress(updates=0))
     lessons, probes = Lessons(choices, seed=seed, stream="lessons"), Lessons(choices, seed=seed, stream="probes")
     generator = torch.Generator().manual_seed(seed)
     optimizer = optimizer_of(policy, settings.learning_rate)
     updates, reward = 0, measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
+    began = time.monotonic()
     while reward < settings.reward and updates < settings.updates:
         for _ in range(min(settings.interval, settings.updates - updates)):
             teach(policy, optimizer, lessons.draw(settings.rows))
             updates += 1
-            tell(updates)
+            left_s = (time.monotonic() - began) / updates * (settings.updates - updates)
+            tell(WarmUpProgress(updates=updates, reward=reward, left_s=left_s))
         reward = measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
     return WarmUpReport(updates=updates, reward=reward)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from shoal.node.outcome import PhaseChanged, Progress
 from shoal.node.parts import Parts
 from shoal.node.sapo.engine import RolloutEngine, RolloutParts
+from shoal.node.sapo.families import check_name
 from shoal.node.strategies.rounds import Rounds, Standing
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import LocalError
@@ -57,10 +58,15 @@ class RolloutRounds(Rounds):
 
 
 def rollout_engine(parts: Parts, *, averages: bool = False) -> RolloutEngine:
-    """Make the engine that shares rollouts. averages: beside rounds that average policies and set the node's phase."""
+    """Make the engine that shares rollouts. averages: beside rounds that average policies and set the node's phase.
+
+    Raises ConfigError for a task family that is unknown here.
+    """
     section = parts.config.manifest.rollouts
     if section is None:
         raise LocalError("a node that shares rollouts without a section [rollouts]")
+    for task in section.tasks:  # before there are links: its agent would say so, seconds later
+        check_name(task.family)
 
     client, trains = parts.training_client, averages and parts.config.rollouts == "train"
 

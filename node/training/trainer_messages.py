@@ -201,7 +201,8 @@ class Train(Message, frozen=True, kw_only=True):
     With `contribute` a `Contribution` is written when `steps` have been made since the one before, one more at least;
     without it, `Trained` comes after `steps` more. An assignment equal to the last one goes on in the same stream of
     batches. `certified_tokens` is what the swarm has certified so far (for schedules). `order` numbers the daemon's
-    orders, so that it can tell which one was carried out.
+    orders, so that it can tell which one was carried out. `contributors` made the state on which it trains; 0 where
+    this node does not know.
     """
 
     round: int
@@ -210,6 +211,7 @@ class Train(Message, frozen=True, kw_only=True):
     assignment: Assignment
     certified_tokens: int = 0
     contribute: bool = True
+    contributors: int = 0
 
 
 class Apply(Message, frozen=True, kw_only=True):

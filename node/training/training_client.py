@@ -106,6 +106,7 @@ class TrainingClient:
         self.sampled: Evaluated | None = None
         """The newest evaluation of which there are samples."""
         self.tokens_per_s = 0.0
+        self._counted: dict[bytes, int] = {}  # contributors to the newest round certified here, by its hash
         self._steps_ordered = 0
         self.steps_made: StepsMade | None = None
         """How far the stretch under way is, as its trainer told last."""
@@ -239,6 +240,10 @@ class TrainingClient:
         self._inner_steps = manifest.sync.round_steps
         await self._trainer.send(Retune(inner=InnerSettings.of(manifest), sync=SyncSettings.of(manifest)))
 
+    def certified(self, value: Value, contributors: int) -> None:
+        """Note how many contributed to the round just certified: the next order to train says it."""
+        self._counted = {value.hash: contributors}
+
     @property
     def balances(self) -> bool:
         """True if the steps of a round follow speeds."""
@@ -260,6 +265,7 @@ class TrainingClient:
             assignment=self.assignment(previous, me),
             certified_tokens=tokens,
             contribute=contribute,
+            contributors=self._counted.get(previous.hash, 0),
         )
         self.resting, self._steps_ordered = False, order.steps
         await self._trainer.send(order)

@@ -46,8 +46,14 @@ def test_init_says_that_a_module_is_not_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert init(tmp_path, "--workload", name) == 0
-    note = "note: there is no module 'wll' here; `shoal run` wants it where it starts, or installed\n"
-    assert capsys.readouterr().err == note
+    note = "note: there is no module 'wll' here; `shoal run` wants it where it starts, or installed"
+    assert capsys.readouterr().err == note + look_again(tmp_path, name)
+
+
+def look_again(folder: Path, name: str) -> str:
+    """The end of a note: how to have the code looked at again."""
+    options = f"--allow-workload {name} --data-dir {folder / 'node'}"
+    return f"; look again with `shoal doctor {folder / 'swarm.toml'} {options}`\n"
 
 
 OWN = """
@@ -77,7 +83,10 @@ class Reads(Right):
         ("own:Raises", " cannot be made: KeyError: 'a', at {folder}/own.py, line 11; correct its options or its class"),
         ("own:Asks", ": missing a required argument: 'width'; give it in [workload.options], or a default in __init__"),
         ("own:Reads", " reads data; give their path with --data"),
-        ("amiss:Own", " cannot be imported: SyntaxError: expected ':' (amiss.py, line 1); correct it"),
+        (
+            "lacks:Own",
+            " cannot be imported: ModuleNotFoundError: No module named 'nowhere', at {folder}/lacks.py, line ",
+        ),
     ],
 )
 def test_init_tries_the_code_that_its_user_names_and_says_what_is_wrong(
@@ -85,13 +94,37 @@ def test_init_tries_the_code_that_its_user_names_and_says_what_is_wrong(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
-    (tmp_path / "amiss.py").write_text("class Own\n")
+    (tmp_path / "lacks.py").write_text("import nowhere\n")
     monkeypatch.setattr(init_command, "TRIAL_DEADLINE_S", 200.0)  # on a machine that is busy with tests
     assert init(tmp_path, "--workload", name) == 0
-    note = "" if said is None else f"note: workload '{name}'{said.format(folder=tmp_path)}\n"
-    assert capsys.readouterr().err == note
+    err = capsys.readouterr().err
+    if said is None:
+        assert err == ""
+    else:
+        assert err.startswith(f"note: workload '{name}'{said.format(folder=tmp_path)}")
+        assert err.endswith(look_again(tmp_path, name))
     assert (tmp_path / "imported").exists() is name.startswith("own:")
     assert load_manifest(tmp_path / "swarm.toml").workload.name == name
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("class Own\n", "SyntaxError: expected ':' (amiss.py, line 1); correct it"),
+        ("x = 1\nx.y\n", "AttributeError: 'int' object has no attribute 'y', at {folder}/amiss.py, line 2; correct it"),
+    ],
+)
+def test_init_refuses_code_that_no_machine_can_import_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "amiss.py").write_text(code)
+    monkeypatch.setattr(init_command, "TRIAL_DEADLINE_S", 200.0)  # on a machine that is busy with tests
+    assert init(tmp_path, "--workload", "amiss:Own") == 2
+    told = said.format(folder=tmp_path)
+    assert capsys.readouterr().err == f"shoal: workload 'amiss:Own' cannot be imported: {told}\n"
+    assert not (tmp_path / "swarm.toml").exists()
+    assert not (tmp_path / "node").exists()
 
 
 def test_init_imports_nothing_for_an_installed_workload_and_judges_nothing_that_takes_long(

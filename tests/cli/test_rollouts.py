@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
 from shoal.cli.init import InitOptions, found
 from shoal.cli.render import SharedRounds, group_lines, shared_line, status_lines
 from shoal.cli.run import RunOptions, config_of
 from shoal.node.control_client import BytesStatus, GroupStatus, RolloutStatus, Status
+from shoal.node.node import run_node
 from shoal.node.option import HostPort
 from shoal.node.options import parse_engine
-from shoal.node.outcome import RoundShared
+from shoal.node.outcome import Progress, RoundShared
+from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import TaskRewards
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.protocol.errors import ConfigError
@@ -50,6 +54,30 @@ def test_init_with_a_policy_founds_a_swarm_that_averages_it(tmp_path: Path) -> N
     assert (config.manifest.strategy.certifies, config.manifest.strategy.shares_rollouts) == (True, False)
     alone = parse_manifest(write_manifest(tmp_path).read_text())
     assert (alone.strategy.certifies, alone.strategy.shares_rollouts) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("lmc", "unknown task family 'lmc'; did you mean 'lcm'?"),
+        ("sokoban", "making a task of a small board does not end"),
+    ],
+)
+@pytest.mark.parametrize(("strategy", "workload"), [("rollouts", "text"), ("diloco", "char-policy")])
+def test_run_refuses_a_task_family_by_its_name_before_the_node_listens(
+    tmp_path: Path, family: str, reason: str, strategy: str, workload: str
+) -> None:
+    path = write_manifest(tmp_path, strategy, workload)
+    text = path.read_text()
+    assert text.count('"lcm"') == 1
+    path.write_text(text.replace('"lcm"', f'"{family}"'))
+    told: list[Progress] = []
+    with pytest.raises(ConfigError) as refused:
+        trio.run(partial(run_node, config_of(RunOptions(manifest=path, data_dir=tmp_path)), on_progress=told.append))
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+    log = (tmp_path / LOG_NAME).read_text()
+    assert (told, '"listening"' in log, '"agent_started"' in log) == ([], False, False)
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,18 @@ class DaemonEnd:
     async def apply(self, anchor: np.ndarray, round: int, *, taken: int = 0, fresh: bool = False) -> None:
         await self.trainer.apply(Apply(round=round, taken=taken, fresh=fresh), anchor.copy())
 
-    async def train(self, round: int, steps: int, *, contribute: bool = True) -> None:
+    async def train(self, round: int, steps: int, *, contribute: bool = True, contributors: int = 0) -> None:
         self.orders += 1
-        await self.send(Train(round=round, steps=steps, order=self.orders, assignment=SHARE, contribute=contribute))
+        await self.send(
+            Train(
+                round=round,
+                steps=steps,
+                order=self.orders,
+                assignment=SHARE,
+                contribute=contribute,
+                contributors=contributors,
+            )
+        )
 
     async def contribution(self) -> tuple[Contribution, np.ndarray]:
         event = await self.expect(Contribution)
@@ -98,6 +107,7 @@ class StandIn:
     """In place of the daemon's process: it is in this one."""
 
     log_path = Path("daemon.log")
+    leaves = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
 from shoal.protocol.names import short
-from tests.node.loop_ends import PEER, SHARE, DaemonEnd, Ends, StandIn, flat, joining
+from tests.node.loop_ends import DEADLINE_S, PEER, SHARE, DaemonEnd, Ends, StandIn, flat, joining
 
 RATE = np.float32(0.7)
 
@@ -355,7 +356,12 @@ def test_loop_says_that_it_joined_and_each_round_once(
         await end.train(1, steps=1)  # of the same round again, as after a repair
         await end.contribution()
         await end.apply(anchor, 1)
-        await end.train(2, steps=1)
+        await end.train(2, steps=1, contributors=1)
+        await end.contribution()
+        await end.apply(anchor, 2)
+        await end.send(Evaluate(round=2))
+        await end.expect(Evaluated)
+        await end.train(3, steps=1, contributors=2)
         await end.contribution()
         await end.send(Stop())
 
@@ -368,12 +374,13 @@ def test_loop_says_that_it_joined_and_each_round_once(
             learn(model, optimizer, steps)
             there = swarm.step(tokens=1, loss=1.5)
             steps += 1
-        assert (swarm.round, swarm.members, swarm.held_out) == (1, SHARE.members, 0.123456)
+        assert (swarm.round, swarm.members, swarm.held_out) == (2, SHARE.members, 0.123456)
     lines = [record.getMessage() for record in caplog.records if record.name == "shoal.loop"]
-    assert lines[:3] == [
+    assert lines[:4] == [
         f"this node takes part as box ({short(PEER)}); its page is http://127.0.0.1:8420/",
         "round 0: 1 member",
-        "round 1: 1 member, training loss 1.5, held-out loss 0.1235 (round 0)",
+        "round 1: 1 of 1 contributed, training loss 1.5, held-out loss 0.1235 (round 0)",
+        "round 2: 2 contributed, 1 member go on, training loss 1.5, held-out loss 0.1235",
     ]
     assert "secret" not in caplog.text
 
@@ -385,6 +392,115 @@ def test_loop_is_heard_where_the_program_has_set_up_no_logging(tmp_path: Path) -
         for before in ("", "logging.basicConfig(); ")
     }
     assert heard == {"": "shoal: said\n", "logging.basicConfig(); ": ""}
+
+
+def test_step_that_is_not_called_is_told_of_beside_the_loop_until_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop's thread is away; the line is another's, once a period, and none while the node is paused."""
+    model, optimizer = made()
+    monkeypatch.setattr(own_loop, "WARNING_PERIOD_S", 0.2)
+    told, stood, paused = threading.Event(), threading.Event(), threading.Event()
+    counted: list[str] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "step() was not called for" in record.getMessage():
+                counted.append(threading.current_thread().name)
+                told.set()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=2)
+        await end.wait(stood)
+        await end.send(Pause())
+        await end.wait(paused)
+        await end.send(Resume())
+        await end.contribution()
+        await end.send(Stop())
+
+    heard = Heard()
+    own_loop.logger.addHandler(heard)
+    try:
+        with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+            assert told.wait(DEADLINE_S)
+            told.clear()
+            assert told.wait(DEADLINE_S)  # again
+            stood.set()
+            client = swarm._client
+            assert client is not None
+            while not client.paused:  # its reader has heard of it, the loop has not
+                time.sleep(0.001)
+            told.clear()
+            assert not told.wait(3 * own_loop.WARNING_PERIOD_S)
+            paused.set()
+            for number in range(2):
+                learn(model, optimizer, number)
+                swarm.step(tokens=1)
+        thread = swarm._watch._thread
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+    finally:
+        own_loop.logger.removeHandler(heard)
+    assert set(counted) == {"shoal steps"}
+    assert "call it once after each optimizer step. Until then this node contributes nothing" in caplog.text
+    assert "never called" not in caplog.text
+
+
+def test_loop_that_called_step_never_is_told_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=2)
+        await end.expect(Detached)
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer):
+        for number in range(3):
+            learn(model, optimizer, number)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "step() was never called: of the 3 optimizer steps that this loop made the swarm has none; "
+        "call it once after each"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "timeout_s", "said"),
+    [
+        (True, 600.0, "this node has left the swarm"),
+        (False, 600.0, "the node on {0} stays in the swarm, and waits 10 min for a loop; "),
+        (False, None, "the node on {0} stays in the swarm, and waits for a loop; "),
+    ],
+)
+@pytest.mark.parametrize("ended_by", [KeyboardInterrupt, ValueError])
+def test_loop_that_is_broken_off_says_what_becomes_of_its_node(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    leaves: bool,
+    timeout_s: float | None,
+    said: str,
+    ended_by: type[BaseException],
+) -> None:
+    model, optimizer = made()
+    monkeypatch.setattr(StandIn, "leaves", leaves)
+    caplog.set_level(logging.INFO, logger="shoal.loop")
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=2)
+        await end.expect(Detached)
+
+    with (
+        Ends(tmp_path, daemon, timeout_s=timeout_s),
+        pytest.raises(ended_by),
+        joining(tmp_path, monkeypatch, model, optimizer),
+    ):
+        raise ended_by
+    last = caplog.records[-1].getMessage()
+    assert last == said.format(tmp_path) + ("" if leaves else f"`shoal leave --data-dir {tmp_path}` ends it")
 
 
 def test_loop_says_once_that_it_trains_without_a_quorum(

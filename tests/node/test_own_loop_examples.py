@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shoal.node.own_loop import Swarm
+from shoal.node.own_loop import Swarm, node_seed
 from shoal.node.state.checkpoints import LAYOUT, read_layout
 from shoal.protocol.errors import ConfigError
 from tests.node.loop_lab import WORDS, LoopNode, LoopSwarm, example, save_model
@@ -43,6 +43,29 @@ def test_plain_pytorch_trains_one_model_on_two_nodes(tmp_path: Path) -> None:
             assert [event["tokens"] for event in node.events("contributed")][1:] == [50 * 64] * (ROUNDS - 1)
     for name, values in models[0].items():
         assert torch.equal(values, models[1][name]), name
+
+
+def test_what_a_loop_keeps_of_its_own_comes_back_after_a_restart(tmp_path: Path) -> None:
+    """Moments that began anew would have counted the steps since the restart alone."""
+    with LoopSwarm(tmp_path, nodes=1, inner_steps=50) as swarm:
+        (node,) = swarm.nodes
+        script = tmp_path / "kept.py"
+        script.write_text(example(script.name))
+        steps, states = [], []
+        for rounds in (2, 4):
+            node.begin(script, str(swarm.manifest_path), SHOAL_ROUNDS=str(rounds))
+            assert node.wait_exit() == 0, node.log
+            kept = torch.load(node.folder / "optimizer.pt")
+            steps.append({int(state["step"]) for state in kept["optimizer"]["state"].values()})
+            states.append(kept["data"])
+            assert kept["optimizer"]["param_groups"][0]["lr"] == pytest.approx(3e-3 * (1 - rounds / 100))
+            assert f"round {rounds - 1}: 1 of 1 contributed, training loss" in node.log
+    assert steps == [{100}, {200}]
+    drawn = torch.Generator().manual_seed(node_seed(node.folder))
+    for state in states:
+        for _ in range(100):
+            torch.randn(64, 16, generator=drawn)
+        assert torch.equal(state, drawn.get_state())
 
 
 @pytest.mark.long

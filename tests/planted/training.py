@@ -56,6 +56,12 @@ TRAINING: tuple[Bug, ...] = (
         "left = tuple(left)",
     ),
     bug(
+        "a paused node's loop is told to call step",
+        "tests/node/test_own_loop.py::test_step_that_is_not_called_is_told_of_beside_the_loop_until_it_is",
+        "client is not None and not (client.paused or client.ended)",
+        "client is not None and not client.ended",
+    ),
+    bug(
         "a node leaves the swarm where torchrun starts its loop again",
         "tests/node/test_own_loop_ranks.py::test_a_daemon_is_left_to_the_loop_that_torchrun_starts_again",
         "if failed and starts_again():",

@@ -5,7 +5,7 @@ import pytest
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.tasks import Task, TaskChoice
-from shoal.node.sapo.warm_up import Lessons, WarmUpSettings, warm_up
+from shoal.node.sapo.warm_up import Lessons, WarmUpProgress, WarmUpSettings, warm_up
 from shoal.protocol.errors import ConfigError
 from tests.node.sapo.sums import SUMS, Sums, score
 
@@ -33,11 +33,17 @@ def test_a_warm_up_ends_at_the_reward_that_was_asked_for() -> None:
 
 
 def test_a_warm_up_makes_no_more_updates_than_it_may() -> None:
-    told: list[int] = []
+    told: list[WarmUpProgress] = []
     settings = WarmUpSettings(reward=1.0, updates=7, interval=5)
     report = warm_up(CharPolicy(SETTINGS, seed=1), CHOICES, settings, score=score, seed=1, tell=told.append)
     assert report.updates == 7
-    assert told == list(range(8))  # before the first, which may take long, and after each
+    assert [progress.updates for progress in told] == list(range(8))  # before the first, which may take long, too
+    assert (told[0].reward, told[0].left_s) == (None, None)
+    first, second = {progress.reward for progress in told[1:6]}, {progress.reward for progress in told[6:]}
+    assert len(first) == len(second) == 1  # as measured before these updates
+    assert first | second <= {share / 128 for share in range(129)}
+    assert told[-1].left_s == 0
+    assert all(progress.left_s for progress in told[1:-1])
 
 
 def test_lessons_are_solved_tasks_that_follow_from_seed_and_stream() -> None:

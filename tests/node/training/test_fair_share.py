@@ -148,6 +148,18 @@ def test_who_is_to_contribute_at_once_makes_one_more_step() -> None:
     assert steps_ordered(dict.fromkeys(PEERS[1:], 100.0), 100.0, at_once=True) == 1
 
 
+def test_an_order_says_how_many_contributed_to_the_state_below_it_where_that_was_certified_here() -> None:
+    trainer = Orders()
+    client = TrainingClient(trainer, seed=0, inner_steps=H)  # type: ignore[arg-type]
+    head = genesis(SwarmId(bytes(32)), PEERS)
+    other = genesis(SwarmId(bytes(range(32))), PEERS)
+    client.certified(other, 4)
+    client.certified(head, 3)
+    for value in (head, other):
+        trio.run(lambda value=value: client.train(value, PEERS[0], 0))
+    assert [order.contributors for order in trainer.trains] == [3, 0]
+
+
 def test_how_far_a_stretch_is_is_known_until_its_contribution_is_made() -> None:
     client = TrainingClient(Orders(), seed=0, inner_steps=H)  # type: ignore[arg-type]
     trio.run(lambda: client.train(genesis(SwarmId(bytes(32)), PEERS), PEERS[0], 0))
