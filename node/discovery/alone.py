@@ -21,13 +21,15 @@ class Alone:
     """A search for somebody that has found nobody yet.
 
     wanted: founders, members, and whom the user named. tried: by address that user or manifest name, why it led to
-    nobody. in_book: peers of the address book. locally, publicly: whether the local network is searched, and the places
-    where strangers meet. cut_off: whether this machine has no network.
+    nobody. given: how many such addresses there are; one that worked is in the book since. in_book: peers of the
+    address book. locally, publicly: whether the local network is searched, and the places where strangers meet.
+    cut_off: whether this machine has no network.
     """
 
     seconds: float
     wanted: Collection[PeerId]
     tried: Mapping[str, str]
+    given: int
     in_book: int
     locally: bool
     publicly: bool
@@ -53,7 +55,8 @@ class Alone:
     @property
     def _tried(self) -> str:
         reasons = [_clipped(why) for why in self.tried.values()]
-        named = f"Tried: {some(reasons, 1)}" if reasons else "No address is given"
+        given = "the address given" if self.given == 1 else f"the {self.given} addresses given"
+        named = f"Tried: {some(reasons, 1) if reasons else given}" if reasons or self.given else "No address is given"
         count = self.in_book
         book = f"; none of the {count} known before answers" if count > 1 else "; the one known before does not answer"
         return named + (book if count else "")

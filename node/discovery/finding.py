@@ -169,6 +169,7 @@ class Finding:
             seconds=seconds,
             wanted=wanted,
             tried=self._failed,
+            given=len({*self._config.join, *self._config.manifest.network.bootstrap}),
             in_book=len(self.book.in_order()),
             locally=self._config.mdns,
             publicly=wants_table(self._config) or bool(self._config.hivemind),

@@ -14,7 +14,7 @@ PEERS = [identity(n).peer_id for n in range(5)]
 HELP = "Start one, open its port (`shoal doctor` tells), or give an address that works: --join, or a fresh `shoal link`"
 TOLD_LIMIT_CHARS = 400
 """Of a line in a terminal, with the time of day before it."""
-alone = partial(Alone, cut_off=False)
+alone = partial(Alone, given=0, cut_off=False)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,14 @@ def test_long_reason_is_cut() -> None:
 
 
 def test_machine_without_a_network_blames_nobody() -> None:
-    line = Alone(seconds=7, wanted=PEERS, tried={"a": "b"}, in_book=3, locally=True, publicly=True, cut_off=True).line
+    line = Alone(seconds=7, wanted=PEERS, tried={"a": "b"}, given=1, in_book=3, locally=True, publicly=True, cut_off=True).line
     assert line == (
         "linked with nobody for 7 s: this machine has no network; once it has one, this node links again by itself"
     )
+
+
+@pytest.mark.parametrize(("given", "said"), [(1, "the address given"), (2, "the 2 addresses given")])
+def test_addresses_that_worked_before_or_are_being_tried_are_not_said_to_lack(given: int, said: str) -> None:
+    """The one of a link worked, and its peer is gone since: it is in the book."""
+    line = alone(seconds=36, wanted=PEERS[:1], tried={}, given=given, in_book=2, locally=False, publicly=False).line
+    assert f". Tried: {said}; none of the 2 known before answers. " in line
