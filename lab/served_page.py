@@ -109,7 +109,9 @@ class Page:
         ends_at = time.monotonic() + DEADLINE_S
         while not (found := self.run(f"return {script}")):
             if time.monotonic() > ends_at:
-                raise NetworkError(f"not within {DEADLINE_S:g} s: {script}\n{self.complaints()}")
+                raise NetworkError(
+                    f"not within {DEADLINE_S:g} s: {script}; see what the page said: {self.complaints()}"
+                )
             time.sleep(0.05)
         return found
 

@@ -168,11 +168,13 @@ class SynchronousTraining:
         try:
             kept = msgspec.json.decode(file.metadata[CHECKPOINT], type=_Checkpoint)
         except (KeyError, msgspec.MsgspecError) as error:
-            raise DamagedFile(f"{path} is no checkpoint of synchronous training ({error})") from None
+            raise DamagedFile(f"{path} is no checkpoint of synchronous training ({error}); remove it") from None
         live = {name: _bytes_of(tensor) for name, tensor in self._tensors}
         shapes = {name: file.shape(name) for name in file.names}
         if kept.run != run or shapes != {name: tuple(memory.shape) for name, memory in live.items()}:
-            raise DamagedFile(f"{path} is of other settings, or another number of threads")
+            raise DamagedFile(
+                f"{path} is of other settings, or another number of threads; choose another --out to keep it"
+            )
         for name, memory in live.items():
             memory.copy_(torch.from_numpy(file.array(name)))
         self.round, self._scheduled = kept.points[-1].round, kept.scheduled

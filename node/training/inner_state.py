@@ -461,7 +461,10 @@ class SavedInner:
             values = torch.from_numpy(self._file.array(name).reshape(-1).view("u1")).view(dtype)
             begins = range(0, values.numel(), _FINITE_VALUES)
             if not all(values[begin : begin + _FINITE_VALUES].isfinite().all() for begin in begins):
-                raise StorageError(f"{self._file.path} holds numbers that are not finite, and nothing is taken from it")
+                raise StorageError(
+                    f"{self._file.path} holds numbers that are not finite: a loss was not, or the learning rate is too "
+                    "high; correct that, and nothing else is to be done"
+                )
 
     def accounts(self, numel: int) -> SavedAccounts:
         """The accounts in it, of a model of so many parameters. Raises DamagedFile."""

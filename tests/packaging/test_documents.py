@@ -34,6 +34,7 @@ OF_A_USER = {
     "my_tasks.py",
     "plain.py",
     "hf.py",
+    "kept.py",
     "lora.py",
     "prepared.py",
     "sft.py",

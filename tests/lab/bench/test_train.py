@@ -586,7 +586,7 @@ def test_run_of_other_settings_or_length_is_not_gone_on_from(
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     threaded = measure(tiny(keys={"round": {"chunk_values": 4096}}), (1,), interrupted, threads=None).seeds[0]
     assert (threaded.sync_threads, other.seeds[0].sync_threads, torch.get_num_threads()) == (2, 1, 1)
-    assert "another number of threads: synchronous training begins anew" in caplog.text
+    assert "choose another --out to keep it: synchronous training begins anew" in caplog.text
     assert threaded.sync_curve[-1].val_loss == pytest.approx(other.seeds[0].sync_curve[-1].val_loss, abs=1e-4)
 
 

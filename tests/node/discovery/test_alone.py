@@ -60,7 +60,9 @@ def test_long_reason_is_cut() -> None:
 
 
 def test_machine_without_a_network_blames_nobody() -> None:
-    line = Alone(seconds=7, wanted=PEERS, tried={"a": "b"}, given=1, in_book=3, locally=True, publicly=True, cut_off=True).line
+    line = Alone(
+        seconds=7, wanted=PEERS, tried={"a": "b"}, given=1, in_book=3, locally=True, publicly=True, cut_off=True
+    ).line
     assert line == (
         "linked with nobody for 7 s: this machine has no network; once it has one, this node links again by itself"
     )
