@@ -100,6 +100,8 @@ JOINING_PERIOD_S = 9.0
 """The same while it joins: by then it knows that it finds nobody (`shoal.node.discovery.finding.ALONE_S`)."""
 WARNING_PERIOD_S = 60.0
 """Between two times that the user is warned of one thing, such as what the daemon says."""
+UNSTEPPED_S = 60.0
+"""So long after a step the user is told, while the node is to train, that there was none since."""
 WEIGHTLESS = (
     "step(tokens=0) weighs nothing, and no round counts this work: give step() the number of tokens or samples that "
     "each of the %s steps was made on"
@@ -168,7 +170,7 @@ class Swarm:
         self._daemon: LoopDaemon | None = None
         self._client: LoopClient | None = None
         self._watch = StepWatch(
-            period_s=WARNING_PERIOD_S, is_wanted=self._is_to_train, tell=lambda seconds: self._warn(UNSTEPPED, seconds)
+            period_s=UNSTEPPED_S, is_wanted=self._is_to_train, tell=lambda seconds: self._warn(UNSTEPPED, seconds)
         )
         self._stepped = False
         self._accounts: Accounts

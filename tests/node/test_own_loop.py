@@ -399,6 +399,7 @@ def test_step_that_is_not_called_is_told_of_beside_the_loop_until_it_is(
 ) -> None:
     """The loop's thread is away; the line is another's, once a period, and none while the node is paused."""
     model, optimizer = made()
+    monkeypatch.setattr(own_loop, "UNSTEPPED_S", 0.2)
     monkeypatch.setattr(own_loop, "WARNING_PERIOD_S", 0.2)
     told, stood, paused = threading.Event(), threading.Event(), threading.Event()
     counted: list[str] = []
@@ -432,7 +433,7 @@ def test_step_that_is_not_called_is_told_of_beside_the_loop_until_it_is(
             while not client.paused:  # its reader has heard of it, the loop has not
                 time.sleep(0.001)
             told.clear()
-            assert not told.wait(3 * own_loop.WARNING_PERIOD_S)
+            assert not told.wait(3 * own_loop.UNSTEPPED_S)
             paused.set()
             for number in range(2):
                 learn(model, optimizer, number)
