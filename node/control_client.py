@@ -71,7 +71,7 @@ class BytesStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs here, and what it takes of the machine, its trainer included: memory, and cores over some seconds.
+    """Facts of this node, and its use of the machine, trainer included: memory, and cores over some seconds.
 
     certifies: whether voters certify each round. start: the command that starts this node again. disk_free_bytes: where
     the data folder is. peer_errors, own_errors: requests of others that failed here, by whose fault that was.

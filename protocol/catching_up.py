@@ -414,7 +414,7 @@ class CatchingUp:
         return StateSought(state)
 
     def _peers(self) -> list[PeerId]:
-        """Who is linked now: those that claim to be ahead first, then the parent."""
+        """Return the linked peers: those that claim to be ahead first, then the parent."""
         first = self._claims.claimants(self._here.chain.head)
         return sorted(self._parents.first(self._here.linked()), key=lambda peer: peer not in first)
 

@@ -269,7 +269,7 @@ def measure(
 
 
 def _kept(path: Path, bench: TrainBench, settings: Settings, seeds: Sequence[int]) -> list[SeedRun]:
-    """What an earlier call left of these seeds, if it was of the same settings; else the log says why not.
+    """Return runs of these seeds that an earlier call left, if of the same settings; else the log says why not.
 
     Raises ConfigError if the file is no result, StorageError.
     """

@@ -37,7 +37,7 @@ log = logging.getLogger(FOR_USER)
 
 
 class _Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint holds beside its tensors.
+    """Figures that a checkpoint holds beside its tensors.
 
     run: what its numbers follow from. scheduled: tokens that the learning rate goes by.
     """

@@ -127,7 +127,7 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
             f"outside    {outcome.followers} have no vote, {outcome.followers_died} died, and at most "
             f"{outcome.most_links_outside} links while they follow; nobody waited for more than "
             f"{outcome.waited_rounds} rounds of {outcome.waited_limit_rounds} in the line, "
-            f"or {outcome.turn_rounds} in all; "
+            f"or {outcome.turn_rounds} in all; work became too old {outcome.work_lost} times; "
             f"control {outcome.control_bytes_per_follower_per_s:,.0f} bytes/s each"
         )
     elif outcome.followers:

@@ -47,7 +47,8 @@ class Outcome:
     met: how often it came to what a scenario can only make likely, by name. Of followers (`crowd`): how many there are
     at the end, how many died, seconds from a certificate to its state at them, and to how many one peer gave at most.
     Where who has no seat waits outside: how many have no vote, for how many rounds somebody stood in the line, was not
-    counted at all, and for how many nobody may stand there, and the most links of one while it followed.
+    counted at all, and for how many nobody may stand there; how often work had become too old when it was its turn; and
+    the most links of one while it followed.
     """
 
     peers: int
@@ -73,6 +74,7 @@ class Outcome:
     control_bytes_per_follower_per_s: float = 0.0
     waited_rounds: int = 0
     turn_rounds: int = 0
+    work_lost: int = 0
     waited_limit_rounds: int = 0
     most_links_outside: int = 0
     met: dict[str, int] = field(default_factory=dict)

@@ -736,6 +736,7 @@ class Simulation:
             control_bytes_per_follower_per_s=round(without_vote / max(1, len(outside)) / now, 1),
             waited_rounds=self.waited_outside,
             turn_rounds=self.most_between_turns,
+            work_lost=self.residuals.lost,
             waited_limit_rounds=self.judge.longest_wait if outside else 0,
             most_links_outside=self.most_links_outside,
             met=dict(self.met + Counter({"work carried on": self.residuals.carried, "calm rounds": self.calm.rounds})),
