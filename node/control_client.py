@@ -21,6 +21,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from shoal.node.options import DEFAULT_DATA_DIR
 from shoal.node.peer_facts import PeerFacts, PeerSummary
 from shoal.node.reporting.events import TaskRewards
 from shoal.protocol.errors import ConfigError, NetworkError, ShoalError
@@ -342,7 +343,10 @@ def start_command(data_dir: Path) -> str:
 
 
 def _not_running(data_dir: Path) -> NodeNotRunning:
-    return NodeNotRunning(f"no node is running on {data_dir}; start one with `{start_command(data_dir)}`")
+    start = f"start one with `{start_command(data_dir)}`"
+    if data_dir == DEFAULT_DATA_DIR:
+        start = f"name the folder of one that does with --data-dir, or {start}"
+    return NodeNotRunning(f"no node is running on {data_dir}; {start}")
 
 
 def _allow_until(connection: socket.socket, ends_at: float) -> None:

@@ -299,6 +299,17 @@ def test_command_without_a_node_says_how_to_start_one(
     )
 
 
+def test_command_that_names_no_folder_finds_no_node_and_says_how_to_name_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.node.control_client.DEFAULT_DATA_DIR", tmp_path)
+    assert execute(["status", "--data-dir", str(tmp_path)]) == 1
+    told = (
+        f"shoal: no node is running on {tmp_path}; name the folder of one that does with --data-dir, or start one with"
+    )
+    assert capsys.readouterr().err.startswith(told)
+
+
 def test_peers_are_called_by_name_wherever_one_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
     changes = {
         "missing": [ADA],
