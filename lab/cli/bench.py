@@ -15,6 +15,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "compare": "compare:CASE",
     "hostile": "hostile:CASE",
     "join": "join:CASE",
+    "dashboard": "dashboard:CASE",
     "lane": "lane:CASE",
     "throughput": "throughput:CASE",
     "large": "large:CASE",

@@ -17,6 +17,7 @@ from shoal.cli.commands import app
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
+from shoal.lab.bench.dashboard import DashboardBench, DashboardCost
 from shoal.lab.bench.disk import OnDisk
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
@@ -74,6 +75,13 @@ def crowd(least_heard: float, largest_mb: float, most_links: int = 17) -> Any:
     return made(
         CrowdResult, bench=CrowdBench(nodes=3, minutes=1), least_heard=least_heard, most_links=most_links,
         memory_mb=Spread.of([largest_mb / 2, largest_mb]), links=one, control_kb_s=one, cpu=one,
+    )  # fmt: skip
+
+
+def dashboard(painted_ms: float = 0, shown_ms: float = 0, viewer: float = 0) -> Any:
+    return made(
+        DashboardCost, bench=DashboardBench(), first_paint_ms=spread(painted_ms), shown_ms=spread(shown_ms),
+        cpu_share=0.01 + viewer, idle_cpu_share=0.01,
     )  # fmt: skip
 
 
@@ -161,6 +169,9 @@ EDGES: list[tuple[str, Any, Any, str]] = [
         made(JoinSpeed, donor_rate_ratio=0.89),
         "a core that serves 100 MB/s",
     ),
+    ("dashboard", dashboard(1500), dashboard(1501), "first paint"),
+    ("dashboard", dashboard(shown_ms=1500), dashboard(shown_ms=1501), "the swarm is on the screen"),
+    ("dashboard", dashboard(viewer=0.0199), dashboard(viewer=0.0201), "a viewer's processor time"),
     ("lane", lane(0.8, 0.8), lane(0.79, 0.8), "one encrypted lane beside plaintext"),
     ("lane", lane(0.8, 0.8), lane(0.8, 0.79), "one encrypted lane, sockets"),
     ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),

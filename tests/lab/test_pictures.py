@@ -15,7 +15,7 @@ from shoal.protocol.errors import NetworkError
 ROOT = Path(__file__).resolve().parents[2]
 DRAWN_BY_HAND = {"node.svg", "round.svg"}
 CERTIFIED = re.compile(
-    r"[\d:]{8} round (\d+) certified: (\d) of (\d) contributed"
+    r"[\d:]{8} round (\d+) certified: (\d) of (\d) contributed(?:, without elm)?"
     r"(?:, training loss [\d.]{1,5})?(?:, held-out [\d.]{1,5} \(round (\d+)\))?, [\d.]+ s"
 )
 
