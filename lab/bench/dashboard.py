@@ -35,7 +35,7 @@ _LOADED: Final = "performance.getEntries().reduce((sum, entry) => sum + (entry.t
 class DashboardBench(Spec):
     """Options of `shoal bench dashboard`."""
 
-    peers: Annotated[int, Option("--peers", help="Nodes beside the one whose page it is.", check=Within(0, 4000))] = 1000
+    peers: Annotated[int, Option("--peers", help="Nodes beside the page's own.", check=Within(0, 4000))] = 1000
     repeat: Annotated[int, Option("--repeat", help="How often the page is opened.", check=Within(1, 100))] = 5
     seconds: Annotated[
         float, Option("--seconds", help="How long processor time is taken, twice.", check=Within(1, 600))
