@@ -121,19 +121,25 @@ class LoopDaemon:
 
     def failed(self) -> bool:
         """True if a daemon that was started here, and goes away, ends with an error; waits until it has ended."""
+        return self._ended() not in (None, 0, INTERRUPTED)
+
+    def _ended(self) -> int | None:
+        """Exit code of a daemon that was started here and goes away, once it has ended; None of another."""
         if self._process is None:
-            return False
+            return None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_DEADLINE_S)
-        return self._process.returncode not in (0, INTERRUPTED)
+        return self._process.returncode
 
     def last_words(self) -> str:
-        """Reason why a daemon that was started here ended, if it gave one in a line of Shoal's own; else empty.
+        """Reason why a daemon that was started here goes away, if it gives one in a line of Shoal's own; else empty.
 
-        What the log has of earlier runs says nothing of one that ran before this loop.
+        Waits until it has ended: it writes them last. What the log has of earlier runs says nothing of one that ran
+        before this loop.
         """
         if self._process is None:
             return ""
+        self._ended()
         with suppress(OSError), self.log_path.open("rb") as log:
             log.seek(max(self._log_from, self.log_path.stat().st_size - LOG_READ_BYTES))
             lines = log.read(LOG_READ_BYTES).decode(errors="replace").splitlines()

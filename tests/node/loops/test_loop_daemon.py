@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -40,6 +42,21 @@ def children() -> list[int]:
 def test_daemon_that_ran_before_the_loop_is_not_quoted_from_its_earlier_runs(tmp_path: Path) -> None:
     (tmp_path / "daemon.log").write_text("shoal: nobody listens\n")
     assert LoopDaemon(tmp_path, None, 0).last_words() == ""
+
+
+def test_reason_of_a_daemon_that_goes_away_is_known_although_it_says_it_last(tmp_path: Path) -> None:
+    log = tmp_path / "daemon.log"
+    with (
+        log.open("wb") as written,
+        subprocess.Popen(
+            ["sh", "-c", "read x; echo 'shoal: it trains another model'"], stdin=subprocess.PIPE, stdout=written
+        ) as process,
+    ):
+        assert process.stdin is not None
+        saying = threading.Timer(0.3, process.stdin.close)  # by then who did not wait has looked
+        saying.start()
+        assert LoopDaemon(tmp_path, process, 0).last_words() == "it trains another model"
+        saying.join()
 
 
 def test_manifest_that_nobody_gives_is_asked_for_as_long_as_the_loop_waits(tmp_path: Path) -> None:
