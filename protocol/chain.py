@@ -19,7 +19,7 @@ import logging
 from shoal.protocol.amending import History, InForce, check_amended
 from shoal.protocol.bans import FOR_EVER, Register, Sentence, check_bans
 from shoal.protocol.certificate import check_certificate
-from shoal.protocol.enlisting import VALID_VALUES, OutsideLine, check_enlisted
+from shoal.protocol.enlisting import VALID_VALUES, OutsideLine, check_enlisted, enlisted_in
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.forks import Checkpoint, Fork, same_position
 from shoal.protocol.identity import PeerId
@@ -198,7 +198,8 @@ class Chain:
             ends_term = isinstance(entry, Rebase) or bool(value.rollback)
             self._settings.follow(value, ends_term=ends_term, voting=self.voting)
         self.bans.follow(value, pardons=isinstance(entry, Rebase))
-        self._line.follow(value, self.height, self.voting.named)
+        signed = {one.peer: self._heights.get(one.since, 0) for one in enlisted_in(value)}
+        self._line.follow(value, self.height, self.voting.named, signed)
 
     # -- seats -------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,15 @@
     enlist    who follows and trains signs that it wants a seat; whom it waits at passes that on, up to the voters
     value     has the enlistments that the lead holds: these stand in the line (seats.py) from that entry on
     line      the voters that are members, and the enlisted; who was counted, and has no vote, is out of it
-    called    of the enlisted those who come to the seats of the next two rounds: they link who takes part, and do so
+    near      the first of the enlisted, NEAR_ROUNDS times as many as the seats, sign again: so it is known who lives
+    called    of those near who signed lately those who come to the seats of the next two rounds: they link who takes
+              part, and do so
     seats     the first of the line among those who are ready, as ever
 
 So the chain alone says who takes part in a round: the voters, and who is called after the value before it. Whoever was
-counted follows again, and enlists anew. Who is called for CALLED_VALUES values and was no member after the last one is
-out of the line: it is gone. Nobody gets in front of who waits; so who is there in time waits as long as seats.py says,
-of as many as stand in the line.
+counted follows again, and enlists anew. Who is called, and no member, for CALLED_VALUES values is gone, and out of the
+line; so is who was near for PASSED_VALUES values, and signed nothing for FRESH_VALUES. Nobody gets in front of who
+waits; so who is there in time waits as long as seats.py says, of as many as stand in the line.
 
 What a lead can do is to forget an enlistment. Each voter holds those that it heard, and refuses a value that leaves one
 out which it has held for HELD_ROUNDS rounds, or for so many more than another that takes its place where there are too
@@ -24,9 +26,11 @@ the Ordering of Events in a Distributed System" (CACM 1978).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -39,7 +43,18 @@ from shoal.protocol.seats import Line, counted_in, longest_wait
 ROUNDS_CALLED: Final = 2
 """Rounds for whose seats a value calls: who is called has one round in which to link who takes part."""
 CALLED_VALUES: Final = 4
-"""Values that call one who does not come, before it is out of the line."""
+"""Values after which one who is called, and is no member, is out of the line."""
+CALLED_LIMIT: Final = 2 * MEMBER_LIMIT
+"""Those who are called at once, with the ones that do not come."""
+NEAR_ROUNDS: Final = 5
+"""Times the seats: so many of the enlisted sign again. Where one in twenty dies in a round, more than half of these are
+gone, and a few rounds pass until that is known."""
+FRESH_VALUES: Final = 6
+"""Who stands in the line is called as long as its enlistment stands on one of the last so many values."""
+RENEWED_VALUES: Final = 3
+"""Who is near signs again on a value so many after that of its enlistment: the new one counts before the old ends."""
+PASSED_VALUES: Final = 4
+"""Values by which who is near has to have signed again: one to hear of it, and three for it to get into a value."""
 HELD_ROUNDS: Final = 2
 """A voter refuses a value without an enlistment that it has held for so many rounds, or for so many more than another's
 that is in a full one."""
@@ -50,7 +65,7 @@ MayEnlist = Callable[[PeerId, bytes], bool]
 BOOK_LIMIT: Final = 1024
 """Enlistments that a node holds, one of each peer; the rest come again at the next head."""
 BROUGHT_LIMIT: Final = 64
-"""Of these, brought by one who is no voter: as many as a value takes, and room for all followers of a node."""
+"""Of these, brought by one who is no voter: room for all followers of a node."""
 
 
 def enlist(identity: Identity, head: Value) -> Enlisted:
@@ -78,22 +93,43 @@ class OutsideLine(Line):
         self.voters: frozenset[PeerId] = frozenset(self._since)
         self._out: dict[PeerId, int] = {}
         self._called: dict[PeerId, int] = {}
+        self._near: dict[PeerId, int] = {}
+        self._signed: dict[PeerId, int] = {}
         self._counted: dict[PeerId, int] = {}
 
-    def follow(self, value: Value, height: int, voters: Collection[PeerId] = ()) -> None:
-        """`value` is appended to the chain as its entry number `height`; these vote after it."""
+    def follow(
+        self,
+        value: Value,
+        height: int,
+        voters: Collection[PeerId] = (),
+        signed: Mapping[PeerId, int] = MappingProxyType({}),
+    ) -> None:
+        """`value` is appended to the chain as its entry number `height`; these vote after it.
+
+        signed: by whom it has enlistments, after how many entries each of them was signed.
+        """
         now, members = set(counted_in(value)), set(value.members)
         self.voters = frozenset(voters)
-        late = {p for p, since in self._called.items() if height - since >= CALLED_VALUES and p not in members}
+        self._signed |= signed
+        late = {p for p, at in self._called.items() if height - at >= CALLED_VALUES and p not in members}
+        late |= {p for p, at in self._near.items() if height - at >= PASSED_VALUES and not self._is_fresh(p, height)}
         gone = {p for p in self._since if p in now | late and p not in self.voters}
         since = {p: at for p, at in self._since.items() if p not in gone and p not in self.voters}
         since |= {p: height if p in now else self._since.get(p, height) for p in members & self.voters}
-        since |= {one.peer: height for one in enlisted_in(value) if one.peer not in self.voters}
+        since |= {p: height for p in signed if p not in self.voters and p not in since}
         self._since = since
+        self._signed = {p: at for p, at in self._signed.items() if p in since}
         self._counted = {p: height if p in now else at for p, at in {**self._counted, **dict.fromkeys(now, 0)}.items()}
         self._counted = {p: at for p, at in self._counted.items() if p in self.voters}
         self._out = {p: at for p, at in self._out.items() if height - at <= VALID_VALUES} | dict.fromkeys(gone, height)
-        self._called = {peer: self._called.get(peer, height) for peer in self._front(value, height)}
+        line = self.after(value)
+        called = self._front(line, members, height)
+        self._called = {p: height if p in members else self._called.get(p, height) for p in called}
+        waiting = (p for p in line if p not in self.voters and p not in self._called)
+        self._near = {p: self._near.get(p, height) for p in islice(waiting, NEAR_ROUNDS * self._seats)}
+
+    def _is_fresh(self, peer: PeerId, height: int) -> bool:
+        return height - self._signed.get(peer, 0) <= FRESH_VALUES
 
     @property
     def admitted(self) -> frozenset[PeerId]:
@@ -109,28 +145,37 @@ class OutsideLine(Line):
         """The enlisted that take part in the round after the newest entry."""
         return frozenset(self._called)
 
-    def _front(self, head: Value, height: int) -> list[PeerId]:
-        """The enlisted among the first of the line, as many as the seats of the next rounds.
+    def _front(self, line: Sequence[PeerId], members: Set[PeerId], height: int) -> Iterator[PeerId]:
+        """The enlisted that are called: who was, and of the first of the line as many as the next rounds have room for.
 
         Who was called stays so, whatever its place among those who came with it. No place is taken by voters of whom
-        no round counted anything lately, nor by who was called and has not come: else who is gone kept all others out.
+        no round counted anything lately, nor by who was called and is no member yet: else who is gone kept all others
+        out.
         """
-        line, places = self.after(head), ROUNDS_CALLED * self._seats
         lately = max(1, height - longest_wait(len(line), self._seats))
-        found: list[PeerId] = []
-        for peer in sorted(line, key=lambda peer: peer not in self._called):
-            if not places or len(found) == MEMBER_LIMIT - len(self.voters):
-                break
-            if peer in self.voters:
+        called = (self._called.keys() & self._since.keys()) - self.voters
+        here = len(called & members)
+        places = ROUNDS_CALLED * self._seats - here
+        room = min(MEMBER_LIMIT - here, CALLED_LIMIT - len(called)) - len(self.voters)
+        for peer in sorted(line, key=lambda peer: peer not in called):
+            if peer in called:
+                yield peer
+            elif places <= 0 or room <= 0:
+                return
+            elif peer in self.voters:
                 places -= self._counted.get(peer, 0) >= lately
-            else:
-                found.append(peer)
-                places -= peer not in self._called or peer in head.members
-        return found
+            elif self._is_fresh(peer, height):
+                yield peer
+                places -= 1
+                room -= 1
 
     def may_enlist(self, peer: PeerId, stands_on: int) -> bool:
-        """True if a peer that signed after so many entries can get into the line: it is not there, nor was later."""
-        return peer not in self.voters and peer not in self._since and stands_on >= self._out.get(peer, 0)
+        """True if a peer that signed after so many entries can get into the line, or is near and to sign again."""
+        if peer in self.voters:
+            return False
+        if peer in self._since:
+            return peer in self._near and stands_on - self._signed.get(peer, 0) >= RENEWED_VALUES
+        return stands_on >= self._out.get(peer, 0)
 
 
 class Enlistments:

@@ -50,6 +50,7 @@ from shoal.protocol.planning import (
     revise_plan,
     separated,
 )
+from shoal.protocol.seats import first_by_group
 from shoal.protocol.terms import make_rollback
 from shoal.protocol.timeouts import Since, reduce_deadline_s
 from shoal.protocol.voting import holds_state
@@ -210,9 +211,8 @@ class Lead:
         contributors = [p for p, r in candidates.items() if r.role == CONTRIBUTOR and r.tokens and p in weighty]
         if not contributors or not facts.is_quorum(candidates.keys()):
             return None
-        voters, members = facts.agreement.electorate, facts.previous.members
-        by_standing = sorted(candidates, key=lambda p: (p not in voters, p not in members, p not in returners, p))
-        candidates = {p: candidates[p] for p in by_standing[:MEMBER_LIMIT]}
+        groups = facts.agreement.electorate, facts.seating.first(candidates), facts.previous.members, returners
+        candidates = {p: candidates[p] for p in first_by_group(candidates, groups, MEMBER_LIMIT)}
         plan = make_plan(
             facts.previous,
             self._plan_order(attempt, evicted),

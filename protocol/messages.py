@@ -32,8 +32,8 @@ SQUARES_LIMIT = 2.0**160
 """More than any chunk's sum of squares can be; and few enough to be added up without overflow."""
 VIEW_LIMIT = 1 << 20  # views of a round
 RELAY_LIMIT = MEMBER_LIMIT * (MEMBER_LIMIT - 1) // 2
-ENLISTED_LIMIT = 64
-"""Enlistments of one value: as many as members can be, so that no round has more seats than came to wait for them."""
+ENLISTED_LIMIT = 256
+"""Enlistments of one value: of those counted before, of newcomers, and anew of those whose seats are near."""
 CHANGE_LIMIT = 32
 """Settings that one amendment may change."""
 SETTING_LIMIT_CHARS = 64  # of a setting's key or text

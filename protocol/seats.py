@@ -21,9 +21,10 @@ over in the round before (`PassedOver`). Whom a value says it counted each voter
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import msgspec
 
@@ -102,15 +103,26 @@ class Seating:
         return frozenset(peer for peer in ready if peer not in counted and self._places.get(peer, last) < until)
 
 
+def first_by_group(peers: Iterable[PeerId], groups: Sequence[Collection[PeerId]], most: int) -> list[PeerId]:
+    """Return no more than `most` of the peers: who is in the first group comes before all others, and so on."""
+    return sorted(peers, key=lambda peer: (*(peer not in group for group in groups), peer))[:most]
+
+
 class Line:
     """Members that wait: by member, the number of the chain's entry that counted it last or made it one."""
 
     def __init__(self, members: Iterable[PeerId]) -> None:
         self._since = dict.fromkeys(members, 0)
 
-    def follow(self, value: Value, height: int, voters: Collection[PeerId] = ()) -> None:
+    def follow(
+        self,
+        value: Value,
+        height: int,
+        voters: Collection[PeerId] = (),
+        signed: Mapping[PeerId, int] = MappingProxyType({}),
+    ) -> None:
         """`value` is appended to the chain as its entry number `height`; `voters` vote after it, where named."""
-        del voters
+        del voters, signed
         now = counted_in(value)
         self._since = {p: height if p in now else self._since.get(p, height) for p in value.members}
 

@@ -17,7 +17,7 @@ import trio
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import TokenBucket
-from shoal.protocol.messages import ENLISTED_LIMIT, Enlist, Message
+from shoal.protocol.messages import Enlist, Message
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.questions import REQUEST_DEADLINE_S
@@ -27,8 +27,8 @@ ENLIST_PROTOCOL = "/shoal/enlist/1"
 ENLIST_LIMIT_BYTES = 512
 GATHERED_S = 0.5
 """So long what is to be told gathers: at each head many enlist at once."""
-WISHES_PER_S, WISHES_AT_ONCE = 8.0, 2.0 * ENLISTED_LIMIT
-"""Of one peer. A value takes ENLISTED_LIMIT, so that more help nobody; each costs the check of a signature."""
+WISHES_PER_S, WISHES_AT_ONCE = 8.0, 128.0
+"""Of one peer, as of its followers; each costs the check of a signature."""
 PEERS_LIMIT = 256
 """Peers that are remembered by what they told: as many as there are links."""
 

@@ -1507,14 +1507,34 @@ PROTOCOL: tuple[Bug, ...] = (
         "who is called and gone keeps others out",
         "tests/protocol/test_enlisting.py"
         "::test_who_is_called_and_does_not_come_is_out_of_the_line_and_keeps_nobody_out_meanwhile",
-        "places -= peer not in self._called or peer in head.members",
-        "places -= 1",
+        "here = len(called & members)",
+        "here = len(called)",
+    ),
+    bug(
+        "who is gone is called in its turn",
+        "tests/protocol/test_enlisting.py::test_the_dead_in_the_line_leave_few_seats_empty",
+        "elif self._is_fresh(peer, height):",
+        "else:",
+    ),
+    bug(
+        "who is gone stands in the line until it is called",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_is_near_signs_again_keeps_its_place_and_is_called_and_who_does_not_is_out_of_the_line",
+        "late |= {p for p, at in self._near.items()",
+        "_ = {p for p, at in self._near.items()",
+    ),
+    bug(
+        "an old enlistment, told again, says that its peer lives",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_is_near_signs_again_keeps_its_place_and_is_called_and_who_does_not_is_out_of_the_line",
+        "return peer in self._near and stands_on - self._signed.get(peer, 0) >= RENEWED_VALUES",
+        "return peer in self._near",
     ),
     bug(
         "an enlistment is good again after its peer was counted",
         "tests/protocol/test_enlisting.py::test_enlistment_is_good_once_and_for_some_values_only",
-        "return peer not in self.voters and peer not in self._since and stands_on >= self._out.get(peer, 0)",
-        "return peer not in self.voters and peer not in self._since",
+        "return stands_on >= self._out.get(peer, 0)",
+        "return True",
     ),
     bug(
         "a value takes whom it likes into the line",

@@ -32,8 +32,12 @@ from shoal.protocol.effects import (
 from shoal.protocol.enlisting import (
     BOOK_LIMIT,
     BROUGHT_LIMIT,
+    CALLED_LIMIT,
     CALLED_VALUES,
+    FRESH_VALUES,
     HELD_ROUNDS,
+    PASSED_VALUES,
+    RENEWED_VALUES,
     VALID_VALUES,
     Enlistments,
     Outside,
@@ -147,6 +151,56 @@ def test_who_is_called_and_does_not_come_is_out_of_the_line_and_keeps_nobody_out
     assert gone[0] in rounds.chain.line, "it may enlist anew"
 
 
+def test_who_is_near_signs_again_keeps_its_place_and_is_called_and_who_does_not_is_out_of_the_line() -> None:
+    rounds = Rounds()
+    others = sorted(OTHERS)
+    rounds.decide(VOTERS[:2], enlisted=others)
+    waiting = set(others) - rounds.called
+    lives, gone = sorted(waiting)
+    assert not rounds.chain.may_enlist(lives, rounds.chain.head.hash), "it has just signed"
+    there = sorted(rounds.called)
+    while rounds.chain.height < RENEWED_VALUES - 1:
+        rounds.decide(VOTERS[:2], also=there)
+    early = rounds.chain.head
+    assert not rounds.chain.may_enlist(lives, early.hash)
+    rounds.decide(VOTERS[:1], also=there)
+    assert rounds.chain.may_enlist(lives, rounds.chain.head.hash)
+    assert not rounds.chain.may_enlist(lives, early.hash), "a new enlistment stands on a newer value"
+    assert not rounds.chain.may_enlist(there[0], rounds.chain.head.hash), "it is called"
+    rounds.decide(VOTERS[:1], enlisted=[lives], also=there)
+    assert rounds.chain.line.index(lives) < rounds.chain.line.index(VOTERS[1]), "it waits since before that was counted"
+    assert PASSED_VALUES < FRESH_VALUES
+    while rounds.chain.height < FRESH_VALUES:
+        rounds.decide(VOTERS[:1], also=there)
+    assert gone in rounds.chain.line
+    rounds.decide(VOTERS[:1], also=there)
+    assert gone not in rounds.chain.line
+    assert lives in rounds.chain.line
+    rounds.decide(there[:2], also=there)
+    assert lives in rounds.called
+
+
+def test_the_dead_in_the_line_leave_few_seats_empty() -> None:
+    rng = random.Random(1)
+    voters = [PeerId(f"voter{number:047d}") for number in range(4)]
+    line, seats, born, alive, filled = OutsideLine(voters, 40), 40, 0, set[PeerId](), list[int]()
+    head = msgspec.structs.replace(genesis(SWARM, voters), members=tuple(voters))
+    line.follow(head, 0, voters)
+    for height in range(1, 60):
+        alive -= {peer for peer in sorted(alive) if rng.random() < 0.1}
+        while len(alive) < 900:
+            alive.add(PeerId(f"{born:052d}"))
+            born += 1
+        here = [*voters, *sorted(line.called & alive)]
+        counted = Seating(seats, line.after(head)).first(here)
+        filled.append(len(counted))
+        asking = sorted(peer for peer in alive if line.may_enlist(peer, height - 1))
+        signed = dict.fromkeys(asking[:ENLISTED_LIMIT], height - 1)
+        head = msgspec.structs.replace(head, members=tuple(here), counted=tuple(sorted(counted)))
+        line.follow(head, height, voters, signed)
+    assert sum(filled[10:]) >= 0.87 * seats * len(filled[10:]), filled
+
+
 def test_rebase_and_snapshot_keep_the_line() -> None:
     rounds = Rounds()
     rounds.decide(VOTERS[:2], enlisted=OTHERS[:1])
@@ -177,7 +231,7 @@ def test_whoever_lives_is_counted_within_the_bound_whoever_else_enlists_and_dies
             ready = [peer for peer in here if peer in line.called or rng.random() < 0.8]
             counted = Seating(seats, line.after(head)).first(ready)
             longest = max(longest, len(line.after(head)))
-            since |= dict.fromkeys(new, height)
+            since = dict.fromkeys(new, height) | since
             for peer in set(since) - dead:
                 assert height - since[peer] <= longest_wait(longest, seats), (seed, height)
             since = {peer: at for peer, at in since.items() if peer not in counted}
@@ -190,8 +244,8 @@ def test_whoever_lives_is_counted_within_the_bound_whoever_else_enlists_and_dies
                 counted=tuple(sorted(counted)) or msgspec.UNSET,
                 enlisted=wishes or msgspec.UNSET,
             )
-            line.follow(head, height, voters)
-            assert len(line.called) <= MEMBER_LIMIT - len(voters)
+            line.follow(head, height, voters, {one.peer: height - 1 for one in wishes})
+            assert len(line.called) <= CALLED_LIMIT - len(voters)
             assert not set(since) - dead - set(line.after(head)), "who lives is in the line until it is counted"
 
 
@@ -313,7 +367,7 @@ def test_full_value_is_refused_if_it_has_newer_wishes_in_place_of_an_older_one(
 ) -> None:
     book, others = (
         Enlistments(),
-        [enlist(Identity.from_seed(bytes([100 + n]) * 32), START) for n in range(ENLISTED_LIMIT)],
+        [enlist(Identity.from_seed((100 + n).to_bytes(32, "little")), START) for n in range(ENLISTED_LIMIT)],
     )
     old = wish(OTHERS[1])
     book.take(old, left_out_at, lambda peer, since: True)

@@ -21,7 +21,7 @@ from shoal.protocol.manifest import Manifest, parse_manifest, render_manifest
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Prepare, Rollback, Target, Value
 from shoal.protocol.planning import CONTRIBUTOR, PlanOrder, check_plan, make_plan
 from shoal.protocol.round import RoundMachine
-from shoal.protocol.seats import Line, Seating, longest_wait, may_count, rounds_to_turn
+from shoal.protocol.seats import Line, Seating, first_by_group, longest_wait, may_count, rounds_to_turn
 from tests.manifests import manifest_of
 from tests.protocol.lab import SWARM, honest_report, paper_identities, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
@@ -111,6 +111,18 @@ def test_whoever_is_ready_in_every_round_is_counted_within_the_bound_whoever_com
                 head, round=height, base=head.hash, members=members, counted=tuple(sorted(counted)) or msgspec.UNSET
             )
             line.follow(head, height)
+
+
+def test_of_more_than_can_take_part_those_do_whose_turn_it_is_and_who_votes() -> None:
+    voter, member, returner, first, other = peers = [PeerId(name) for name in "vmrfo"]
+    groups = (
+        [voter],
+        Seating(1, (first, voter, member, returner, other)).first([first, member, returner, other]),
+        [member],
+        [returner],
+    )
+    assert first_by_group(reversed(peers), groups, 4) == [voter, first, member, returner]
+    assert first_by_group(peers, groups, 1) == [voter]
 
 
 @pytest.mark.parametrize(("members", "seats", "rounds"), [(5, 2, 5), (64, 16, 6), (64, 64, 3), (1, 1, 3), (65, 16, 7)])
