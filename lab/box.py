@@ -105,7 +105,7 @@ class Surroundings:
     paused = False
     follows = is_follower = takes_images = False
     resting = True
-    waits_alone = cut_off = False
+    waits_alone = cut_off = stuck = False
     forks: Sequence[Fork] = ()
 
     def suspected(self) -> frozenset[PeerId]:

@@ -14,6 +14,7 @@ from shoal.node.control_client import Check, Status
 from shoal.node.loops.attendance import AWAY, WAITS_MARK
 from shoal.node.text import count, fetched_text
 from shoal.protocol.amending import Setting, told_settings
+from shoal.protocol.names import called
 from shoal.protocol.no_quorum import forgetting
 from shoal.protocol.seats import turn_text
 from shoal.protocol.voting import VOTERS, FaultModel, are_enough
@@ -37,6 +38,8 @@ def _doing(status: Status) -> str:
         return f"{status.phase}, step {status.step} of {status.steps}"
     if status.fetched_bytes is not None and status.state_bytes is not None:
         return f"{status.phase}, {fetched_text(status.fetched_bytes, status.state_bytes)}"
+    if status.unready:
+        return f"{status.phase}, waits for the work of {_listed([called(one, status.names) for one in status.unready])}"
     return status.phase
 
 
@@ -205,6 +208,9 @@ def _training(status: Status) -> Check:
         return check(status.doing)
     if status.rollouts is not None:
         return check(f"{status.rollouts.taken:,} groups of others taken so far")
+    if status.stuck:
+        detail = "no step for minutes: no round waits for this node until its trainer makes one"
+        return check(detail, "see what holds it up", state="warn", above=True)
     if status.tokens_per_s is None:
         return check("speed not measured yet")
     detail = f"{status.tokens_per_s:,.0f} tokens/s"
@@ -212,7 +218,8 @@ def _training(status: Status) -> Check:
         return check(detail)
     detail += f", waits {status.blocked_fraction:.0%} of its time"
     if status.blocked_fraction > BLOCKED_HIGH:
-        return check(detail, "more inner steps a round, or a faster link", state="warn")
+        slow = "see what holds up whom it waits for" if status.unready else "more inner steps a round, or a faster link"
+        return check(detail, slow, state="warn")
     return check(detail)
 
 

@@ -108,12 +108,24 @@ WEIGHTLESS = (
 )
 UNSTEPPED = (
     "step() was not called for %.0f s: call it once after each optimizer step. Until then this node contributes "
-    "nothing, and each round of the others waits for it a while, then goes on without it; if this is a long "
-    "evaluation, all is well after it"
+    "nothing, and the others' rounds wait for it, for some minutes at most; if this is a long evaluation, all is well "
+    "after it"
 )
 NEVER_STEPPED = (
     "step() was never called: of the %d optimizer steps that this loop made the swarm has none; call it once after each"
 )
+VAIN_CALLS = 20
+"""So many calls of step() in a row, before each of which the optimizer made no step, are told of: a loss scaler that
+looks for its scale skips fewer."""
+VAIN = (
+    "before the last %d calls of step() the optimizer that join() was given made no step, so they count nothing: give "
+    "join() the optimizer that the loop uses, not one made before it"
+)
+NO_ROUND = (
+    "this loop ended after %d of the %d steps of its first round: the swarm has nothing of it, and at_anchor() gives "
+    "what the loop joined with; train longer, or found a swarm whose rounds are shorter: `shoal init --inner-steps`"
+)
+LAST_STEPS = "the last %s of this loop ended no round: the model has what was learnt in them, at_anchor() has it not"
 SILENCES_LIMIT = 3
 PROGRESS_PERIOD_S = 1.0
 
@@ -159,6 +171,9 @@ class Swarm:
         self._held: deque[Order] = deque()
         self._order: Train | None = None
         self._order_steps = 0
+        self._vain_calls = 0
+        self._round_steps = 0  # of a round, as it was ordered
+        self._contributed = False
         self._steps_wanted = 0  # until the order's contribution, or its end
         self._overlapping = False  # beyond its contribution
         self._paused = False
@@ -285,6 +300,8 @@ class Swarm:
                 daemon.end()
             if parts and client is not None:
                 self._say_parted(client.waits_s, leaves=leaves)
+                if not failed and self._accounts.steps:
+                    self._say_unfinished(self._accounts.steps)
 
     def _say_parted(self, waits_s: float | None, *, leaves: bool) -> None:
         """Say what becomes of the node: it left, or it waits so long for a loop."""
@@ -297,6 +314,13 @@ class Swarm:
             "" if waits_s is None else f"{duration(waits_s)} ",
             self._data_dir,
         )
+
+    def _say_unfinished(self, steps: int) -> None:
+        """Say that the steps since the newest contribution are the loop's alone."""
+        if self._contributed:
+            logger.info(LAST_STEPS, count(steps, "step"))
+        else:
+            logger.warning(NO_ROUND, steps, self._round_steps)
 
     def _is_to_train(self) -> bool:
         """True if the daemon waits for steps, as far as a thread beside the loop can tell."""
@@ -346,6 +370,9 @@ class Swarm:
         made, self._stepped = self._steps.made(), True
         if self._client is None:
             return False
+        self._vain_calls = 0 if made else self._vain_calls + 1
+        if self._vain_calls >= VAIN_CALLS:
+            self._warn(VAIN, self._vain_calls)
         self._watch.called(waits=True)
         self._tally.trained()
         with self._ranks.call("step", self._proceed, made=made, tokens=int(tokens) if made else 0) as of_all:
@@ -406,7 +433,8 @@ class Swarm:
     def _finish(self, order: Train, client: LoopClient) -> None:
         """Report the steps of an order, which are made, with a contribution if it is to end in one."""
         tally = self._tally
-        loss, seconds = mean_of(*self._ranks.losses(*tally.losses(), ends=order.contribute)), tally.seconds
+        (total, told), seconds = self._ranks.losses(*tally.losses(), ends=order.contribute), tally.seconds
+        loss = mean_of(total, told)
         if not order.contribute:
             self._order = None
             client.send(
@@ -424,7 +452,7 @@ class Swarm:
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}; the swarm's state is as it was") from None
         self._tally = Tally()
-        self._last_loss = loss
+        self._last_loss, self._contributed = loss if told else None, True
         self._overlapping = self._accounts.goes_on
         if not self._overlapping:
             self._order = None
@@ -540,7 +568,7 @@ class Swarm:
             return False
         if status is None:
             return False
-        logger.info("waiting for the swarm: round %s, %s", status.get("round"), status.get("phase"))
+        logger.info("waiting for the swarm: round %s, %s", status.get("round"), status.get("doing"))
         self._warn_if_weightless()
         alerts = _alerts_in(status)
         if alerts and self._is_due("alerts"):
@@ -621,6 +649,7 @@ class Swarm:
                 self._say_joined()
             self._told = self.round
             self._say_round(order.contributors)
+        self._round_steps = order.steps
         self._steps_wanted = max(1, order.steps - self._accounts.steps) if order.contribute else order.steps
 
     def _say_round(self, contributors: int) -> None:

@@ -171,6 +171,8 @@ class NodeView:
             long_missing=parts.members.long_silent(missing),
             revoked=[str(peer) for peer in standing.missing if parts.members.is_revoked(peer)],
             trains_alone=standing.trains_alone,
+            unready=sorted(map(str, standing.unready)),
+            stuck=standing.stuck,
             names={row.peer: row.name for row in peers if row.name},
             loss=training.metric,
             metric="" if training.metric is None else training.metric_name,

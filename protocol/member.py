@@ -142,6 +142,8 @@ CERTIFICATES_PASSED_ON = 3
 """By each member; the more, the more often a peer hears one again."""
 FORKED, ABSTAINING = "forked", "abstaining"
 """Why a member stands still, as it is shown to the user."""
+STUCK = "the trainer has made no step for minutes: no round waits for it until it does, and what it learnt counts then"
+UNSTUCK = "the trainer makes steps again"
 
 
 class Standing(enum.Enum):
@@ -186,6 +188,8 @@ class Member:
         self._probation = Probation()
         self._passed_over = PassedOver()
         self.enlistments = Enlistments()
+        self._told_stuck = False
+        self._awaits_nothing = False  # of this node, by what it announced last
         self._enlisted_on: tuple[bytes, frozenset[PeerId]] = b"", frozenset()
         self._reports: dict[bytes, Report] = {}
         self._settings: RoundSettings
@@ -327,6 +331,10 @@ class Member:
     def awaited(self) -> frozenset[PeerId]:
         """Peers for which it waits in the round under way: their silence is to be noticed first."""
         return frozenset() if self.machine is None else self.machine.awaited()
+
+    def unready(self) -> frozenset[PeerId]:
+        """Peers whose contributions this node waits for, having made its own."""
+        return frozenset() if self.machine is None else self.machine.unready()
 
     def missing(self) -> tuple[PeerId, ...]:
         """The voters that are not here; a machine that has just begun has not heard who is."""
@@ -863,8 +871,9 @@ class Member:
         return TRAINING if self._me in self._recent_members() else JOINER
 
     def _absent(self, role: str) -> Ready:
-        """The announcement that there is no contribution, or none yet."""
-        return absent_ready(role, self._head, self._here.digest)
+        """The announcement that there is no contribution, or none yet; where the trainer is stuck, as an observer's."""
+        self._awaits_nothing = role == TRAINING and self._here.stuck
+        return absent_ready(OBSERVER if self._awaits_nothing else role, self._head, self._here.digest)
 
     def _recent_members(self) -> frozenset[PeerId]:
         """Members of the last rounds, who may come back as contributors; of those outside, whom the chain calls."""
@@ -942,7 +951,12 @@ class Member:
     def _keep_busy(self, machine: RoundMachine) -> Steps:
         """Do what is left to be done: train on without a quorum, or contribute where nobody does."""
         here = self._here
-        may_train = not self._trains_nothing and self._departure.may_train(machine)
+        if here.stuck != self._told_stuck:
+            self._told_stuck = here.stuck
+            yield Tell(STUCK if here.stuck else UNSTUCK)
+        if here.stuck != self._awaits_nothing and not here.made and self._role() == TRAINING:
+            yield from self._carry_out(machine.ready(self._absent(TRAINING), self._now))
+        may_train = not (self._trains_nothing or here.stuck) and self._departure.may_train(machine)
         if here.cut_off:
             self._no_quorum.links_return(self._now)  # at the earliest
         advice = self._no_quorum.advise(

@@ -352,6 +352,13 @@ class RoundMachine:
         waits = plan is not None and facts.my_report() is not None
         return frozenset(facts.remaining(plan) - facts.reported(plan)) if plan is not None and waits else frozenset()
 
+    def unready(self) -> frozenset[PeerId]:
+        """The others whose contributions the round waits for, once this node's own is made."""
+        facts = self._facts
+        mine = facts.candidates().get(self.me)
+        waits = mine is not None and mine.role == CONTRIBUTOR and facts.plan is None and self.phase is not Phase.DECIDED
+        return frozenset(facts.awaited()) if waits else frozenset()
+
     def missing(self) -> tuple[PeerId, ...]:
         """The voters that are not here."""
         here = self._facts.alive | self.agreement.leaves

@@ -102,6 +102,11 @@ class Surroundings(Protocol):
         ...
 
     @property
+    def stuck(self) -> bool:
+        """True if the trainer was told to train, and made no step for so long that nobody is to wait for it."""
+        ...
+
+    @property
     def waits_alone(self) -> bool:
         """True if an anchor gives the trainer one contribution only, so that without a quorum it waits."""
         ...

@@ -331,6 +331,15 @@ def _seal(memory: int) -> None:
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
 
+def known_layout(data_dir: Path) -> Layout | None:
+    """The layout of the swarm's model, where a state of it lies in a data folder.
+
+    Beside none, what is noted there is what a loop came with, which may be another than the swarm's.
+    """
+    noted, states = data_dir / LAYOUT, (data_dir / "state").glob("*.safetensors")
+    return read_layout(noted) if noted.exists() and any(states) else None
+
+
 def trainer_of(
     config: NodeConfig,
     identity: Identity,
@@ -352,12 +361,11 @@ def trainer_of(
             'a training loop of one\'s own steps by itself, and strategy = "ddp" exchanges gradients; use a workload, '
             "or another strategy"
         )
-    noted = config.data_dir / LAYOUT
     return ExternalTrainer(
         spec,
         peer_id=identity.peer_id,
         path=lambda: trainer_socket_path(config.data_dir),
-        known=lambda: read_layout(noted) if chain.head.round and noted.exists() else None,
+        known=lambda: known_layout(config.data_dir) if chain.head.round else None,
         wait_s=math.inf if averages else LOOP_WAIT_S,
         timeout_s=None if averages else config.loop_patience_s or None,
         on_abandoned=abandoned,

@@ -94,6 +94,11 @@ class NodeSurroundings:
         return self._p.training_client.resting
 
     @property
+    def stuck(self) -> bool:
+        """True if the trainer has made no step for long."""
+        return self._p.training_client.stuck
+
+    @property
     def waits_alone(self) -> bool:
         """True if the trainer waits without a quorum: of gradients an anchor gives this node one."""
         return self._p.config.manifest.sync.exchanges_gradients

@@ -136,6 +136,8 @@ class CertifiedRounds(Rounds):
             digest=None if state is None else self._p.cache.digest(state).hex(),
             missing=self._engine.member.missing(),
             trains_alone=self._engine.member.trains_alone,
+            unready=self._engine.member.unready(),
+            stuck=self._p.training_client.stuck,
             rollbacks={} if machine is None else machine.consents(),
             amendments={} if machine is None else machine.amend_consents(),
             amended=self._p.chain.amended(head.next_round),

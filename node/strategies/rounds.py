@@ -6,7 +6,7 @@ A strategy says what it exchanges (`protocol/strategies`); `table` has which of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,7 +71,8 @@ class Standing:
     members: whose rounds these are, this node among them. voters: who decides them, where anything is decided; faults:
     what of them that withstands. amended: the settings in force where they were amended. turn_in_rounds: in how many
     rounds this node has a seat; None where seats are for all, or it is no member. outside: its place, where it waits
-    outside for one. trains_alone: whether its trainer goes on where there is no quorum.
+    outside for one. trains_alone: whether its trainer goes on where there is no quorum. unready: for whose
+    contributions it waits, having made its own. stuck: whether its trainer makes no step.
     """
 
     term: Term
@@ -82,6 +83,8 @@ class Standing:
     digest: str | None = None
     missing: Sequence[PeerId] = ()
     trains_alone: bool = False
+    unready: Collection[PeerId] = ()
+    stuck: bool = False
     rollbacks: Mapping[PeerId, Consent] = field(default_factory=dict)
     amendments: Mapping[PeerId, AmendConsent] = field(default_factory=dict)
     amended: Manifest | None = None

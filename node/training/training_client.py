@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -44,6 +45,11 @@ from shoal.protocol.messages import Term, Value
 INITIAL_DEADLINE_S = 120.0
 APPLY_DEADLINE_S = 900.0
 """A trainer applies a state at its next step boundary; one step may take this long."""
+STUCK_S = 120.0
+"""A trainer that makes no step for so long, and for STUCK_TIMES the longest time between two, is waited for no more."""
+STUCK_TIMES = 10
+EVALUATING_S = 1800.0
+"""The same while it evaluates: no step is to be expected."""
 ORDERED_LIMIT = 64
 """Evaluations that are waited for at once, many more than there are."""
 OUTSIDER_NUMBERS = 1 << 20
@@ -56,7 +62,7 @@ class TrainingClient:
     speeds: tokens/s of those of the given peers that take part, without this node's own; 0 where it is not known. With
     it a round's steps are this node's fair share, else always `inner_steps`. kinds: the vectors of a state. imaged:
     see `CertifiedState`.
-    evaluate_every: in rounds; with fragments, once each of them has had one.
+    evaluate_every: in rounds; with fragments, once each of them has had one. clock: in seconds.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class TrainingClient:
         kinds: Sequence[StateKind] = NESTEROV_KINDS,
         imaged: bool = False,
         evaluate_every: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._trainer = trainer
         self._seed = seed
@@ -77,6 +84,7 @@ class TrainingClient:
         self._kinds = kinds
         self._imaged = imaged
         self._evaluate_every = evaluate_every
+        self._clock = clock
         self._steady = SteadySpeed()
         self.speed_is_news = False
         """True if the newest contribution changed this node's speed so that the others should hear of it at once."""
@@ -95,6 +103,9 @@ class TrainingClient:
         self.paused = False
         self.resting = True
         """True if the trainer has done what it was ordered to."""
+        self._stepped_at = 0.0  # it told of steps, or began, without what it evaluated since
+        self._applied_at = 0.0
+        self._longest_s = 0.0  # between two words of steps
         self.loss: float | None = None
         self.metric: float | None = None
         self._measured = 0
@@ -115,6 +126,15 @@ class TrainingClient:
     def blocked_fraction(self) -> float | None:
         """The share of its time in which the trainer stood still and waited for a round; None before it was timed."""
         return self._blocked_s / self._wall_s if self._wall_s else None
+
+    @property
+    def stuck(self) -> bool:
+        """True if it was ordered to train, and tells of no step for so long that nobody is to wait for it."""
+        if self.resting or self.paused:
+            return False
+        evaluates = self._applied.is_set() and not self._evaluated.is_set()
+        limit_s = EVALUATING_S if evaluates else max(STUCK_S, STUCK_TIMES * self._longest_s)
+        return self._clock() - self._stepped_at > limit_s
 
     @property
     def metric_name(self) -> str:
@@ -145,11 +165,14 @@ class TrainingClient:
 
     def heard(self, event: TrainerEvent) -> None:
         """Take note of what the trainer said."""
+        now = self._clock()
         if isinstance(event, Initial):
             self._initial.set()
         elif isinstance(event, Applied):
             self._applied.set()
+            self._applied_at = now
         elif isinstance(event, Evaluated):
+            self._stepped_at += now - max(self._applied_at, self._stepped_at)
             self.metric, self._measured = event.value, event.round
             while self._ordered:  # one that a loop passed over was of an anchor that another has replaced
                 self.measured_term, round = self._ordered.popleft()
@@ -159,6 +182,9 @@ class TrainingClient:
             self.sampled = event if event.samples else self.sampled
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
+            if not (self.resting or self.stuck):
+                self._longest_s = max(self._longest_s, now - self._stepped_at)
+            self._stepped_at = now
             self.loss = event.loss
             self.steps_made = None
             if isinstance(event, Progress) and self._steps_ordered:  # else it is beyond its contribution
@@ -174,7 +200,7 @@ class TrainingClient:
             self._is_odd = False
             self._applied.set()
             self._evaluated.set()
-            self.resting, self.steps_made, self._steps_ordered = True, None, 0
+            self.resting, self.steps_made, self._steps_ordered, self._longest_s = True, None, 0, 0.0
 
     def _measured_speed(self, event: Progress | Contribution | Trained) -> None:
         self.tokens_per_s = event.tokens_per_s
@@ -267,7 +293,7 @@ class TrainingClient:
             contribute=contribute,
             contributors=self._counted.get(previous.hash, 0),
         )
-        self.resting, self._steps_ordered = False, order.steps
+        self._ordered_to_train(order)
         await self._trainer.send(order)
 
     async def train_round(self, round: int, me: PeerId, numbered: Sequence[PeerId], tokens: int) -> None:
@@ -280,8 +306,13 @@ class TrainingClient:
             assignment=Assignment(seed=self._seed, round=round, member=share_of(me, numbered), members=len(numbered)),
             certified_tokens=tokens,
         )
-        self.resting, self._steps_ordered = False, order.steps
+        self._ordered_to_train(order)
         await self._trainer.send(order)
+
+    def _ordered_to_train(self, order: Train) -> None:
+        if self.resting:
+            self._stepped_at = self._clock()
+        self.resting, self._steps_ordered = False, order.steps
 
     def _fair_steps(self, members: Sequence[PeerId]) -> int:
         if self._speeds is None:
@@ -316,7 +347,7 @@ class TrainingClient:
 
     async def resume(self) -> None:
         """Go on."""
-        self.paused = False
+        self.paused, self._stepped_at = False, self._clock()
         await self._trainer.send(Resume())
 
     async def evaluate_last(self, deadline_s: float) -> None:

@@ -41,6 +41,20 @@ def checks_of(**changes: Any) -> dict[str, Check]:
     return {check.name: check for check in checked(msgspec.structs.replace(STATUS, **changes)).checks}
 
 
+def test_whom_a_round_waits_for_is_named_and_who_makes_no_step_is_told_so() -> None:
+    status = checked(
+        msgspec.structs.replace(
+            STATUS, phase="plan", unready=["B", "C"], names={"B": "elm"}, tokens_per_s=9.0, blocked_fraction=0.5
+        )
+    )
+    assert status.doing == "plan, waits for the work of elm, …C"
+    training = {check.name: check for check in status.checks}["Training"]
+    assert (training.state, training.remedy) == ("warn", "see what holds up whom it waits for")
+    stuck = checks_of(stuck=True)["Training"]
+    assert stuck.detail == "no step for minutes: no round waits for this node until its trainer makes one"
+    assert stuck.above
+
+
 @pytest.mark.parametrize(
     ("voters", "missing", "faults", "effect"),
     [

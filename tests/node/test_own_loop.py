@@ -19,9 +19,10 @@ import torch
 
 from shoal.node import own_loop
 from shoal.node.loops import external_trainer
-from shoal.node.loops.external_trainer import Detached
+from shoal.node.loops.external_trainer import Detached, known_layout
 from shoal.node.own_loop import SwarmWarning, join
 from shoal.node.pipe import Pause, Resume, Stop
+from shoal.node.state.checkpoints import LAYOUT
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import (
@@ -467,6 +468,93 @@ def test_loop_that_called_step_never_is_told_at_its_end(
     ]
 
 
+def said_at_the_end(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "at_anchor()" in record.getMessage()]
+
+
+def test_loop_that_ends_before_its_first_round_is_told_that_the_swarm_has_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=5)
+        await end.expect(Detached)
+
+    with (
+        caplog.at_level(logging.INFO),
+        Ends(tmp_path, daemon),
+        joining(tmp_path, monkeypatch, model, optimizer) as swarm,
+    ):
+        for number in range(3):
+            learn(model, optimizer, number)
+            swarm.step(tokens=1)
+    (said,) = said_at_the_end(caplog)
+    assert said.startswith("this loop ended after 3 of the 5 steps of its first round: the swarm has nothing of it")
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_loop_that_ends_amid_a_later_round_is_told_which_steps_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, more: int
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        await end.apply(anchor, 0, fresh=True)
+        await end.train(1, steps=2)
+        event, _ = await end.contribution()
+        await end.apply(anchor, 1, taken=event.number)
+        await end.train(2, steps=5)
+        await end.expect(Detached)
+
+    with (
+        caplog.at_level(logging.INFO),
+        Ends(tmp_path, daemon),
+        joining(tmp_path, monkeypatch, model, optimizer) as swarm,
+    ):
+        for number in range(2 + more):
+            learn(model, optimizer, number)
+            swarm.step(tokens=1)
+    steps = {1: "1 step", 2: "2 steps"}.get(more)
+    told = (
+        f"the last {steps} of this loop ended no round: the model has what was learnt in them, at_anchor() has it not"
+    )
+    assert said_at_the_end(caplog) == ([told] if more else [])
+    assert "training loss" not in caplog.text, "it told none"
+
+
+def test_loop_whose_optimizer_is_another_than_it_joined_with_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, joined = made()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=50)
+        await end.expect(Detached)
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, joined) as swarm:
+        for number in range(own_loop.VAIN_CALLS - 1):
+            learn(model, other, number)
+            swarm.step(tokens=1)
+        learn(model, joined, 0)
+        swarm.step(tokens=1)
+        for number in range(own_loop.VAIN_CALLS - 1):
+            learn(model, other, number)
+            swarm.step(tokens=1)
+        assert warnings() == [], "a loss scaler may skip some"
+        for number in range(2):
+            learn(model, other, number)
+            swarm.step(tokens=1)
+        assert warnings() == [own_loop.VAIN % own_loop.VAIN_CALLS]
+
+
 @pytest.mark.parametrize(
     ("leaves", "timeout_s", "said"),
     [
@@ -862,6 +950,18 @@ def test_a_node_that_knows_its_model_takes_part_without_a_loop_until_one_attache
             assert (swarm.round, flat(model).tolist()) == (3, anchor.tolist())
             learn(model, optimizer, 0)
             swarm.step(tokens=1)
+
+
+def test_layout_in_a_folder_is_the_swarms_where_a_state_lies_beside_it_and_else_that_of_some_loop(
+    tmp_path: Path,
+) -> None:
+    layout = FlatParameters(made()[0], frozen=False).layout
+    assert known_layout(tmp_path) is None
+    (tmp_path / LAYOUT).write_bytes(msgspec.json.encode(layout))
+    assert known_layout(tmp_path) is None
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "3.safetensors").touch()
+    assert known_layout(tmp_path) == layout
 
 
 def test_a_node_without_a_loop_for_long_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,3 +137,27 @@ def test_lead_that_went_on_to_another_view_is_followed_out_of_its_own_and_no_fur
     effects = machine.receive(order[0].peer_id, change_of(order[0], later_value(), 7), 1.2)
     assert machine.agreement.view == 1
     assert any(isinstance(effect, Broadcast) and isinstance(effect.message, ViewChange) for effect in effects)
+
+
+def test_no_round_waits_for_ever_for_members_whose_trainers_are_stuck_and_they_count_again_when_they_are_not() -> None:
+    lab = RoundLab(3, train_s=0.5)
+    lab.run_until(lab.height_of_all(2), 30)
+    stuck = [node for node in lab.nodes if node.number]
+    for node in stuck:
+        node.trained_at = float("inf")
+    assert lab.run_until(lambda: lab.nodes[0].member.unready() != frozenset(), 30)
+    assert lab.nodes[0].member.unready() == {node.peer for node in stuck}
+    height = lab.nodes[0].chain.height
+    lab.run_for(600)
+    assert lab.nodes[0].chain.height == height, "as long as they may be slow, more than half of all are waited for"
+    for node in stuck:
+        node.stuck = True
+    lab.run_until(lab.height_of_all(height + 2), 60)
+    assert lab.contributors(height + 2) == {0}
+    assert lab.members(height + 2) == {0, 1, 2}, "they vote"
+    assert lab.nodes[0].member.unready() == frozenset()
+    for node in stuck:
+        node.stuck, node.trained_at, node.train_s = False, lab.now, 2.0
+    height = lab.nodes[0].chain.height
+    lab.run_until(lab.height_of_all(height + 3), 60)
+    assert lab.contributors(height + 3) == {0, 1, 2}

@@ -132,6 +132,7 @@ class Paper(Surroundings):
     current: bool = True
     made: bool = False
     paused: bool = False
+    stuck: bool = False
     follows: bool = False
     is_follower: bool = False
     takes_images: bool = False
