@@ -132,9 +132,14 @@ class TrainingClient:
         """True if it was ordered to train, and tells of no step for so long that nobody is to wait for it."""
         if self.resting or self.paused:
             return False
-        evaluates = self._applied.is_set() and not self._evaluated.is_set()
-        limit_s = EVALUATING_S if evaluates else max(STUCK_S, STUCK_TIMES * self._longest_s)
+        limit_s = EVALUATING_S if self._evaluates else max(STUCK_S, STUCK_TIMES * self._longest_s)
         return self._clock() - self._stepped_at > limit_s
+
+    @property
+    def _evaluates(self) -> bool:
+        """True if it is to evaluate the anchor on which it stands, and has neither done so nor made a step since."""
+        waits = self._stepped_at <= self._applied_at and self._applied.is_set() and not self._evaluated.is_set()
+        return waits and is_held_out(self.metric_name)  # a loop that reports its training loss evaluates nothing
 
     @property
     def metric_name(self) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import trio
 
-from shoal.node.outcome import StepsMade
+from shoal.node.outcome import HELD_OUT_LOSS, TRAINING_LOSS, StepsMade
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import Applied, Command, Contribution, Evaluated, Progress, Train, Trained
-from shoal.node.training.training_client import STUCK_S, STUCK_TIMES, TrainingClient
+from shoal.node.training.training_client import EVALUATING_S, STUCK_S, STUCK_TIMES, TrainingClient
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.wire import SwarmId
@@ -112,8 +113,9 @@ def test_speed_is_the_median_of_the_last_three_and_small_changes_are_no_news() -
 class Orders:
     """The trainer's side of a training client: what it was ordered."""
 
-    def __init__(self) -> None:
+    def __init__(self, metric: str = HELD_OUT_LOSS) -> None:
         self.trains: list[Train] = []
+        self.started = SimpleNamespace(metric=metric)
 
     async def send(self, command: Command) -> None:
         if isinstance(command, Train):
@@ -220,6 +222,16 @@ def test_desk_knows_whether_its_trainer_has_done_what_it_was_told() -> None:
     assert len(trainer.trains) == len(endings)
 
 
+def test_loop_that_evaluates_nothing_and_makes_no_step_is_stuck() -> None:
+    now = [1000.0]
+    client = TrainingClient(Orders(TRAINING_LOSS), seed=0, inner_steps=H, clock=lambda: now[0])  # type: ignore[arg-type]
+    trio.run(lambda: client.train(genesis(SwarmId(bytes(32)), PEERS), PEERS[0], 0))
+    client._evaluated = trio.Event()  # ordered all the same
+    client.heard(Applied(round=1))
+    now[0] += STUCK_S + 1
+    assert client.stuck
+
+
 def test_trainer_that_makes_no_step_for_long_is_stuck_and_one_that_is_slow_rests_or_evaluates_is_not() -> None:
     now = [1000.0]
     client = TrainingClient(Orders(), seed=0, inner_steps=H, clock=lambda: now[0])  # type: ignore[arg-type]
@@ -259,5 +271,10 @@ def test_trainer_that_makes_no_step_for_long_is_stuck_and_one_that_is_slow_rests
     client.heard(Evaluated(round=1, value=1.0))
     assert not stuck_after(STUCK_S)
     assert stuck_after(1)
+    client._evaluated = trio.Event()
+    client.heard(Applied(round=2))
+    now[0] += 1
+    steps()
+    assert stuck_after(EVALUATING_S - STUCK_S), "it trains, and evaluates no more"
     client.heard(Contribution(number=1, round=1, tokens=9, steps=H, loss=1.0, seconds=1.0, tokens_per_s=50.0))
     assert not stuck_after(2 * STUCK_S)
