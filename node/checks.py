@@ -38,6 +38,8 @@ def _doing(status: Status) -> str:
         return f"{status.phase}, step {status.step} of {status.steps}"
     if status.fetched_bytes is not None and status.state_bytes is not None:
         return f"{status.phase}, {fetched_text(status.fetched_bytes, status.state_bytes)}"
+    if status.phase == "no quorum" and status.missing:
+        return f"{status.phase}, without {_listed([called(one, status.names) for one in status.missing])}"
     if status.unready:
         return f"{status.phase}, waits for the work of {_listed([called(one, status.names) for one in status.unready])}"
     return status.phase
