@@ -346,10 +346,8 @@ def start_command(data_dir: Path) -> str:
 
 
 def _not_running(data_dir: Path) -> NodeNotRunning:
-    start = f"start one with `{start_command(data_dir)}`"
-    if data_dir == DEFAULT_DATA_DIR:
-        start = f"name the folder of one that does with --data-dir, or {start}"
-    return NodeNotRunning(f"no node is running on {data_dir}; {start}")
+    other = "name the folder of one that does with --data-dir, or " if data_dir == DEFAULT_DATA_DIR else ""
+    return NodeNotRunning(f"no node is running on {data_dir}; {other}start one with `{start_command(data_dir)}`")
 
 
 def _allow_until(connection: socket.socket, ends_at: float) -> None:

@@ -86,8 +86,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a node that only samples trains on alone",
         "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
-        "may_train = not self._trains_nothing and self._departure.may_train(machine)",
-        "may_train = not self._here.paused and self._departure.may_train(machine)",
+        "may_train = not (self._trains_nothing or here.stuck) and self._departure.may_train(machine)",
+        "may_train = not (self._here.paused or here.stuck) and self._departure.may_train(machine)",
     ),
     bug(
         "`restore` takes a record's view without `max`",
