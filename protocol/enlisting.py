@@ -11,8 +11,9 @@
 
 So the chain alone says who takes part in a round: the voters, and who is called after the value before it. Whoever was
 counted follows again, and enlists anew. Who is called, and no member, for CALLED_VALUES values is gone, and out of the
-line; so is who was near for PASSED_VALUES values, and signed nothing for FRESH_VALUES. Nobody gets in front of who
-waits; so who is there in time waits as long as seats.py says, of as many as stand in the line.
+line; so is who was near for PASSED_VALUES values, and signed nothing for FRESH_VALUES, but if it lives it comes back to
+where it stood. Nobody gets in front of who waits; so who is there in time waits as long as seats.py says, of as many as
+stand in the line.
 
 What a lead can do is to forget an enlistment. Each voter holds those that it heard, and refuses a value that leaves one
 out which it has held for HELD_ROUNDS rounds, or for so many more than another that takes its place where there are too
@@ -92,6 +93,7 @@ class OutsideLine(Line):
         self._seats = seats
         self.voters: frozenset[PeerId] = frozenset(self._since)
         self._out: dict[PeerId, int] = {}
+        self._stood: dict[PeerId, int] = {}  # where, of those that are out because they signed nothing
         self._called: dict[PeerId, int] = {}
         self._near: dict[PeerId, int] = {}
         self._signed: dict[PeerId, int] = {}
@@ -112,16 +114,18 @@ class OutsideLine(Line):
         self.voters = frozenset(voters)
         self._signed |= signed
         late = {p for p, at in self._called.items() if height - at >= CALLED_VALUES and p not in members}
-        late |= {p for p, at in self._near.items() if height - at >= PASSED_VALUES and not self._is_fresh(p, height)}
-        gone = {p for p in self._since if p in now | late and p not in self.voters}
+        silent = {p for p, at in self._near.items() if height - at >= PASSED_VALUES and not self._is_fresh(p, height)}
+        gone = {p for p in self._since if p in now | late | silent and p not in self.voters}
         since = {p: at for p, at in self._since.items() if p not in gone and p not in self.voters}
         since |= {p: height if p in now else self._since.get(p, height) for p in members & self.voters}
-        since |= {p: height for p in signed if p not in self.voters and p not in since}
+        since |= {p: self._stood.get(p, height) for p in signed if p not in self.voters and p not in since}
+        self._stood |= {p: self._since[p] for p in silent & gone}
         self._since = since
         self._signed = {p: at for p, at in self._signed.items() if p in since}
         self._counted = {p: height if p in now else at for p, at in {**self._counted, **dict.fromkeys(now, 0)}.items()}
         self._counted = {p: at for p, at in self._counted.items() if p in self.voters}
         self._out = {p: at for p, at in self._out.items() if height - at <= VALID_VALUES} | dict.fromkeys(gone, height)
+        self._stood = {p: at for p, at in self._stood.items() if p in self._out and p not in since}
         line = self.after(value)
         called = self._front(line, members, height)
         self._called = {p: height if p in members else self._called.get(p, height) for p in called}

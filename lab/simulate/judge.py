@@ -295,7 +295,7 @@ class Judge:
         counted = () if isinstance(value.counted, UnsetType) else value.counted
         new = () if isinstance(value.enlisted, UnsetType) else value.enlisted
         waited = {peer: n + 1 for peer, n in self.waiting[value.base].items() if peer not in counted}
-        self.waiting[value.hash] = waited | {one.peer: 0 for one in new}
+        self.waiting[value.hash] = {one.peer: 0 for one in new} | waited
 
     def _wait_on(self, value: Value) -> None:
         """No round counted anybody, but some may be members no more."""

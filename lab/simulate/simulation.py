@@ -60,6 +60,8 @@ SPARSE = "topk2-3"
 MIXING = 0.5
 """Share of its own values that a peer keeps where rounds are of fragments, and it trains on beside them."""
 STALENESS_ROUNDS = 3
+BACK_VALUES = 4
+"""Who lives, and was taken for dead since its signature was lost, stands in the line again after so many values."""
 ROUND_LIMIT_S = 60.0
 """Beyond `PROGRESS_S`, each round that is still to come may take so long when nothing is wrong any more."""
 AUTHORITY = 1_000_000
@@ -142,6 +144,7 @@ class Simulation:
         self._late: SimulatedPeer | None = None
         self.calm = Calm(self)
         self._enlisted_at: dict[PeerId, float] = {}
+        self._out_of_line: dict[int, int] = {}
         self.waited_outside = self.most_between_turns = 0
         self._counted_at: dict[int, int] = {}
         self.most_links_outside = 0
@@ -416,14 +419,15 @@ class Simulation:
             self._kill(peer, silently=True, forgets=False)
 
     def _check_waiting(self, peer: SimulatedPeer, value: Value) -> None:
-        """Raises Violation if one who stays waits outside for too long, or stands in the line no more."""
+        """Raises Violation if one who stays waits outside for too long, or does not come back into the line."""
         now, waiting, line = self.timeline.now, self.judge.waiting[value.hash], peer.disk.ledger.line
         self._enlisted_at = {p: self._enlisted_at.get(p, now) for p in waiting}
         for one in (self.peers[self.numbers[p]] for p in waiting):
             if not one.running or one.disturbed_at > self._enlisted_at[one.id]:
                 continue
             self.waited_outside = max(self.waited_outside, waiting[one.id])
-            if waiting[one.id] > self.judge.longest_wait or one.id not in line:
+            self._out_of_line[one.number] = 0 if one.id in line else self._out_of_line.get(one.number, 0) + 1
+            if waiting[one.id] > self.judge.longest_wait or self._out_of_line[one.number] > BACK_VALUES:
                 raise Violation("waiting outside", f"peer {one.number} waits for {waiting[one.id]} rounds")
 
     def held(self, peer: SimulatedPeer) -> None:

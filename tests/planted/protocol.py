@@ -1493,15 +1493,15 @@ PROTOCOL: tuple[Bug, ...] = (
         "who was counted stays in the line",
         "tests/protocol/test_enlisting.py"
         "::test_who_enlists_stands_in_the_line_behind_all_and_is_called_and_out_of_it_once_counted",
-        "gone = {p for p in self._since if p in now | late and p not in self.voters}",
-        "gone = {p for p in self._since if p in late and p not in self.voters}",
+        "gone = {p for p in self._since if p in now | late | silent and p not in self.voters}",
+        "gone = {p for p in self._since if p in late | silent and p not in self.voters}",
     ),
     bug(
         "who is called and gone keeps its place for ever",
         "tests/protocol/test_enlisting.py"
         "::test_who_is_called_and_does_not_come_is_out_of_the_line_and_keeps_nobody_out_meanwhile",
-        "gone = {p for p in self._since if p in now | late and p not in self.voters}",
-        "gone = {p for p in self._since if p in now and p not in self.voters}",
+        "gone = {p for p in self._since if p in now | late | silent and p not in self.voters}",
+        "gone = {p for p in self._since if p in now | silent and p not in self.voters}",
     ),
     bug(
         "who is called and gone keeps others out",
@@ -1534,8 +1534,15 @@ PROTOCOL: tuple[Bug, ...] = (
         "who is gone stands in the line until it is called",
         "tests/protocol/test_enlisting.py"
         "::test_who_is_near_signs_again_keeps_its_place_and_is_called_and_who_does_not_is_out_of_the_line",
-        "late |= {p for p, at in self._near.items()",
-        "_ = {p for p, at in self._near.items()",
+        "gone = {p for p in self._since if p in now | late | silent and p not in self.voters}",
+        "gone = {p for p in self._since if p in now | late and p not in self.voters}",
+    ),
+    bug(
+        "who was taken for dead, and lives, goes to the end of the line",
+        "tests/protocol/test_enlisting.py"
+        "::test_who_is_near_signs_again_keeps_its_place_and_is_called_and_who_does_not_is_out_of_the_line",
+        "since |= {p: self._stood.get(p, height) for p in signed if p not in self.voters and p not in since}",
+        "since |= {p: height for p in signed if p not in self.voters and p not in since}",
     ),
     bug(
         "an old enlistment, told again, says that its peer lives",

@@ -176,6 +176,10 @@ def test_who_is_near_signs_again_keeps_its_place_and_is_called_and_who_does_not_
     rounds.decide(VOTERS[:1], also=there)
     assert gone not in rounds.chain.line
     assert lives in rounds.chain.line
+    back = rounds.chain.head
+    rounds.decide(VOTERS[:1], enlisted=[gone], also=there)
+    assert rounds.chain.line.index(gone) < rounds.chain.line.index(VOTERS[1]), "it lives, and stands where it stood"
+    assert not rounds.chain.may_enlist(gone, back.hash)
     rounds.decide(there[:2], also=there)
     assert lives in rounds.called
 
