@@ -56,7 +56,7 @@ class Scorer:
             if of_shoal(family):
                 continue
             task = self._source.task(self._source.table.of_kind(kind, seed=0, index=0))
-            solution = family.solution(task)
+            solution = family.answer(task)
             if solution is None:
                 continue
             own = [(task, solution)]

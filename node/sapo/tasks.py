@@ -150,6 +150,15 @@ class TaskFamily(ABC):
         """An answer of the highest reward, which an untrained policy is taught first; None where none is known."""
         return None
 
+    def answer(self, task: Task) -> str | None:
+        """What `solution` returns. Raises ConfigError where that is neither a text nor None."""
+        found: object = self.solution(task)
+        if found is None or isinstance(found, str):
+            return found
+        raise ConfigError(
+            f"solution() of family {self.name!r} returned {type(found).__name__}; correct it, to return a str, or None"
+        )
+
     def make(self, config: Config, seed: int, index: int) -> Task:
         """The task of a checked config. Raises LocalError where the family makes none of it."""
         question = self.question(config, seed, index)

@@ -94,7 +94,7 @@ class Lessons:
     def _lesson(self, choice: TaskChoice) -> Lesson:
         token = self._random.getrandbits(128).to_bytes(16, "big")
         task = choice.family.make(choice.settings, seed_of(token, context=_DOMAIN), 0)
-        answer = choice.family.solution(task)
+        answer = choice.family.answer(task)
         if answer is None:
             raise ConfigError(
                 f"the task family {choice.family.name!r} has no right answer to teach this policy first; write "

@@ -71,6 +71,15 @@ def test_scorer_that_fails_for_its_own_solution_is_refused(
     )
 
 
+def test_solution_that_is_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Returns, "solution", lambda family, task: 4)
+    with scorer_of(Returns()) as scorer, pytest.raises(ConfigError) as caught:
+        scorer.check()
+    assert str(caught.value) == (
+        f"solution() of family '{Returns.name}' returned int; correct it, to return a str, or None"
+    )
+
+
 def test_verdict_is_given_once_where_each_of_the_first_texts_failed(caplog: pytest.LogCaptureFixture) -> None:
     family, faults = Returns(), Faults()
     for _ in range(VERDICT_TEXTS + 5):
