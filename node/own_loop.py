@@ -123,9 +123,12 @@ VAIN = (
 )
 NO_ROUND = (
     "this loop ended after %d of the %d steps of its first round: the swarm has nothing of it, and at_anchor() gives "
-    "what the loop joined with; train longer, or found a swarm whose rounds are shorter: `shoal init --inner-steps`"
+    "what the loop joined with; train longer, or found a swarm with fewer `inner_steps` in its [sync]"
 )
 LAST_STEPS = "the last %s of this loop ended no round: the model has what was learnt in them, at_anchor() has it not"
+LONG_EVALUATION_S = 5.0
+"""After an evaluation that took so long there is no other before a step is made: else, where it takes longer than the
+others' rounds, there would always be a newer state to evaluate."""
 SILENCES_LIMIT = 3
 PROGRESS_PERIOD_S = 1.0
 
@@ -171,6 +174,7 @@ class Swarm:
         self._held: deque[Order] = deque()
         self._order: Train | None = None
         self._order_steps = 0
+        self._evaluation_s = 0.0  # of the newest, if no step was made since
         self._vain_calls = 0
         self._round_steps = 0  # of a round, as it was ordered
         self._contributed = False
@@ -416,6 +420,7 @@ class Swarm:
         for number in range(made):
             self._accounts.count(0 if number else tokens)
         self._tally.add(made, tokens, loss)
+        self._evaluation_s = 0.0
         self._order_steps += made
         order = self._order
         if order is None or self._client is None:
@@ -666,7 +671,10 @@ class Swarm:
         if order.round != self.round:
             return  # of an anchor that another has replaced
         value = self._last_loss
+        if self._evaluate is not None and self._evaluation_s >= LONG_EVALUATION_S:
+            return
         if self._evaluate is not None:
+            began = time.monotonic()
             local = self._to_anchor()
             try:
                 self._ranks.tell(Measure())
@@ -678,6 +686,7 @@ class Swarm:
                     self._warn(NOT_FINITE, value)
             finally:
                 self._flat.scatter(local)
+            self._evaluation_s = time.monotonic() - began
         if value is not None:
             client.send(Evaluated(round=order.round, value=value))
 

@@ -525,6 +525,34 @@ def test_loop_that_ends_amid_a_later_round_is_told_which_steps_are_its_own(
     assert "training loss" not in caplog.text, "it told none"
 
 
+def test_evaluation_that_takes_longer_than_a_round_keeps_no_loop_from_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_loop, "LONG_EVALUATION_S", 1e-9)
+    model, optimizer = made()
+    evaluated, begun, gone_on = list[int](), threading.Event(), threading.Event()
+
+    async def daemon(end: DaemonEnd) -> None:
+        anchor = await end.initial()
+        for round in range(3):
+            await end.apply(anchor, round, fresh=not round)
+            await end.send(Evaluate(round=round))
+            await end.wait(begun)  # two more rounds go on without it
+        await end.train(3, steps=5)
+        gone_on.set()
+        assert (await end.expect(Evaluated)).round == 0
+        await end.expect(Detached)
+
+    def evaluate(model: torch.nn.Module) -> float:
+        evaluated.append(len(evaluated))
+        begun.set()
+        assert gone_on.wait(DEADLINE_S)
+        return 1.0
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer, evaluate=evaluate) as swarm:
+        assert (swarm.round, len(evaluated)) == (2, 1)
+
+
 def test_loop_whose_optimizer_is_another_than_it_joined_with_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
