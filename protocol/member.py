@@ -189,7 +189,7 @@ class Member:
         self._passed_over = PassedOver()
         self.enlistments = Enlistments()
         self._told_stuck = False
-        self._awaits_nothing = False  # of this node, by what it announced last
+        self._announced_stuck = False
         self._enlisted_on: tuple[bytes, frozenset[PeerId]] = b"", frozenset()
         self._reports: dict[bytes, Report] = {}
         self._settings: RoundSettings
@@ -872,8 +872,8 @@ class Member:
 
     def _absent(self, role: str) -> Ready:
         """The announcement that there is no contribution, or none yet; where the trainer is stuck, as an observer's."""
-        self._awaits_nothing = role == TRAINING and self._here.stuck
-        return absent_ready(OBSERVER if self._awaits_nothing else role, self._head, self._here.digest)
+        self._announced_stuck = role == TRAINING and self._here.stuck
+        return absent_ready(OBSERVER if self._announced_stuck else role, self._head, self._here.digest)
 
     def _recent_members(self) -> frozenset[PeerId]:
         """Members of the last rounds, who may come back as contributors; of those outside, whom the chain calls."""
@@ -954,7 +954,7 @@ class Member:
         if here.stuck != self._told_stuck:
             self._told_stuck = here.stuck
             yield Tell(STUCK if here.stuck else UNSTUCK)
-        if here.stuck != self._awaits_nothing and not here.made and self._role() == TRAINING:
+        if here.stuck != self._announced_stuck and not here.made and self._role() == TRAINING:
             yield from self._carry_out(machine.ready(self._absent(TRAINING), self._now))
         may_train = not (self._trains_nothing or here.stuck) and self._departure.may_train(machine)
         if here.cut_off:

@@ -151,7 +151,7 @@ class TaskFamily(ABC):
         return None
 
     def answer(self, task: Task) -> str | None:
-        """What `solution` returns. Raises ConfigError where that is neither a text nor None."""
+        """The answer by `solution`. Raises ConfigError where that returns neither a text nor None."""
         found: object = self.solution(task)
         if found is None or isinstance(found, str):
             return found

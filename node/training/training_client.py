@@ -46,7 +46,7 @@ INITIAL_DEADLINE_S = 120.0
 APPLY_DEADLINE_S = 900.0
 """A trainer applies a state at its next step boundary; one step may take this long."""
 STUCK_S = 120.0
-"""A trainer that makes no step for so long, and for STUCK_TIMES the longest time between two, is waited for no more."""
+"""A trainer that makes no step for so long, and for STUCK_TIMES as long as its last one took, is waited for no more."""
 STUCK_TIMES = 10
 EVALUATING_S = 1800.0
 """The same while it evaluates: no step is to be expected."""
@@ -105,7 +105,7 @@ class TrainingClient:
         """True if the trainer has done what it was ordered to."""
         self._stepped_at = 0.0  # it told of steps, or began, without what it evaluated since
         self._applied_at = 0.0
-        self._longest_s = 0.0  # between two words of steps
+        self._step_s = 0.0  # between the last two words of steps
         self.loss: float | None = None
         self.metric: float | None = None
         self._measured = 0
@@ -132,7 +132,7 @@ class TrainingClient:
         """True if it was ordered to train, and tells of no step for so long that nobody is to wait for it."""
         if self.resting or self.paused:
             return False
-        limit_s = EVALUATING_S if self._evaluates else max(STUCK_S, STUCK_TIMES * self._longest_s)
+        limit_s = EVALUATING_S if self._evaluates else max(STUCK_S, STUCK_TIMES * self._step_s)
         return self._clock() - self._stepped_at > limit_s
 
     @property
@@ -187,8 +187,8 @@ class TrainingClient:
             self.sampled = event if event.samples else self.sampled
             self._evaluated.set()
         elif isinstance(event, Progress | Contribution | Trained):
-            if not (self.resting or self.stuck):
-                self._longest_s = max(self._longest_s, now - self._stepped_at)
+            if not self.resting:
+                self._step_s = now - self._stepped_at
             self._stepped_at = now
             self.loss = event.loss
             self.steps_made = None
@@ -205,7 +205,7 @@ class TrainingClient:
             self._is_odd = False
             self._applied.set()
             self._evaluated.set()
-            self.resting, self.steps_made, self._steps_ordered, self._longest_s = True, None, 0, 0.0
+            self.resting, self.steps_made, self._steps_ordered, self._step_s = True, None, 0, 0.0
 
     def _measured_speed(self, event: Progress | Contribution | Trained) -> None:
         self.tokens_per_s = event.tokens_per_s

@@ -1514,15 +1514,15 @@ PROTOCOL: tuple[Bug, ...] = (
         "a round waits for ever for members whose trainers are stuck",
         "tests/protocol/test_following.py"
         "::test_no_round_waits_for_ever_for_members_whose_trainers_are_stuck_and_they_count_again_when_they_are_not",
-        "return absent_ready(OBSERVER if self._awaits_nothing else role, self._head, self._here.digest)",
+        "return absent_ready(OBSERVER if self._announced_stuck else role, self._head, self._here.digest)",
         "return absent_ready(role, self._head, self._here.digest)",
     ),
     bug(
         "who was stuck is waited for no more",
         "tests/protocol/test_following.py"
         "::test_no_round_waits_for_ever_for_members_whose_trainers_are_stuck_and_they_count_again_when_they_are_not",
-        "self._awaits_nothing = role == TRAINING and self._here.stuck",
-        "self._awaits_nothing = self._awaits_nothing or (role == TRAINING and self._here.stuck)",
+        "self._announced_stuck = role == TRAINING and self._here.stuck",
+        "self._announced_stuck = self._announced_stuck or (role == TRAINING and self._here.stuck)",
     ),
     bug(
         "who is gone is called in its turn",

@@ -395,4 +395,11 @@ TRAINING: tuple[Bug, ...] = (
         "return torch.Generator().manual_seed(SEED)",
         "return torch.default_generator",
     ),
+    bug(
+        "a trainer whose steps take minutes is stuck in every round",
+        "tests/node/training/test_fair_share.py"
+        "::test_trainer_that_makes_no_step_for_long_is_stuck_and_one_that_is_slow_rests_or_evaluates_is_not",
+        "self._step_s = now - self._stepped_at",
+        "self._step_s = self._step_s if self.stuck else now - self._stepped_at",
+    ),
 )

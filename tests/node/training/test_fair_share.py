@@ -252,6 +252,8 @@ def test_trainer_that_makes_no_step_for_long_is_stuck_and_one_that_is_slow_rests
     assert stuck_after(1)
     steps()
     assert not client.stuck
+    now[0] += 1
+    steps()
     assert stuck_after(STUCK_S + 1)
     client.paused = True
     assert not client.stuck, "its user has the accelerator"
@@ -262,6 +264,12 @@ def test_trainer_that_makes_no_step_for_long_is_stuck_and_one_that_is_slow_rests
     steps()
     assert not stuck_after(2 * STUCK_S), "its steps take long"
     assert stuck_after((STUCK_TIMES / 2 - 2) * STUCK_S + 1)
+    steps()
+    assert not stuck_after(STUCK_TIMES * STUCK_S), "each of its steps takes minutes, and the first was not waited for"
+    steps()
+    now[0] += 1
+    steps()
+    assert stuck_after(STUCK_S + 1), "it is quick again"
     client.heard(Restarted(cause="SIGKILL", round=0))
     assert not client.stuck
     trio.run(lambda: client.train(head, PEERS[0], 0))
