@@ -13,7 +13,6 @@ from shoal.node.sapo.store import GroupStore
 from shoal.protocol import neighbours as neighbours_module
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
-from shoal.protocol.records import open_record
 from shoal.protocol.rollouts import RolloutGroup, TaskRef, announce_group, assigned_seed, encode_group
 from shoal.protocol.wire import Sealer
 from shoal.swarm import brief_connections
@@ -116,20 +115,15 @@ def assert_few(nodes: list[Sharer]) -> None:
 
 
 async def until_all_have_the_last_record(node: Sharer, others: list[Sharer]) -> None:
-    """Have a node publish one more record, and none after that, since one that is under way when its maker is killed
-    may come after the news of the death, and makes it count again."""
-    publish, published = node.host.publish, list[bytes]()
+    """Have a node tell one more record, and whatever it greets with be that one, until all others have it.
 
-    async def publish_once(topic: str, data: bytes) -> None:
-        if not published:
-            published.append(data)
-            await publish(topic, data)
-
-    node.host.publish = publish_once  # type: ignore[method-assign]
+    One that is newer, and under way when its maker is killed, may come after the news of that, and makes it count
+    again.
+    """
+    sealer, last = node.members._sealer, node.members._sealed_record()
+    sealer.seal = lambda kind, payload: last  # type: ignore[method-assign]
     node.members.announce()
-    await until(lambda: published)
-    last = open_record(published[0], SHARING.swarm_id, trio.current_time())
-    await until(lambda: all(other.members.book.order(node.peer) >= (last.boot, last.seq) for other in others))
+    await until(lambda: all(other.members.book.order(node.peer) == sealer.order for other in others))
 
 
 def reached(nodes: list[Sharer]) -> set[PeerId]:
@@ -172,8 +166,8 @@ async def test_neighbour_that_is_killed_is_gone_and_replaced_though_its_record_l
     async with swarm() as nodes:
         await until(lambda: all(len(node.linked()) >= CHOSEN for node in nodes))
         victim, *others = nodes  # the one through which all came
-        watchers = [node for node in others if victim.peer in node.linked()]
         await until_all_have_the_last_record(victim, others)
+        watchers = [node for node in others if victim.peer in node.linked()]
         victim.kill()
         for node in watchers:
             await until(lambda n=node: n.says("died", victim))  # type: ignore[misc]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -220,6 +221,15 @@ HOSTILE = {
 }
 
 
+@pytest.fixture
+def no_garbage_collected() -> Iterator[None]:
+    """Nobody looks for garbage: that of a thousand tests before takes a second, and would count as the scorer's."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collected")
 @pytest.mark.parametrize("name", SCORERS)
 def test_scorer_gives_next_to_nothing_for_hostile_text_and_is_quick(name: str) -> None:
     family = GymFamily(name)
