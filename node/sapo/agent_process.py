@@ -188,7 +188,7 @@ class Agent:
         began = time.monotonic()
         self._sharing.begin_round()
         report = self._judge_round() if self._begin.role == "judge" else self.learner.run_round()
-        self._line.send(msgspec.structs.replace(report, seconds=time.monotonic() - began))
+        self._line.end_round(msgspec.structs.replace(report, seconds=time.monotonic() - began), self._begin.role)
         return report
 
     def _judge_round(self) -> RoundReport:

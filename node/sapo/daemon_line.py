@@ -25,6 +25,8 @@ from shoal.node.sapo.agent_messages import (
     Made,
     Order,
     Pulled,
+    Role,
+    RoundReport,
     Take,
     unpack_order,
 )
@@ -74,6 +76,17 @@ class DaemonLine(ParentPipe[Order]):
         self._goes_on.wait()
         if self.stopping.is_set():
             raise Stopped
+
+    def end_round(self, report: RoundReport, role: Role) -> None:
+        """Send the report of a round. Who makes groups for others alone rests until it is told to go on.
+
+        By then the daemon has counted those of this round.
+        """
+        if role == "sample":
+            self._goes_on.clear()
+            if self.stopping.is_set():
+                self._goes_on.set()
+        self.send(report)
 
     def take(self, order: Order) -> None:
         """Note a pause, a resumption or a stop at once; the rest is queued, a stop too, for whoever waits."""

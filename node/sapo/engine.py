@@ -359,6 +359,9 @@ class RolloutEngine:
                 await self._weigh(child, report)
             case RoundReport():
                 self._finish_round(report)
+                if self._pace is not None:
+                    self._rests = None  # by itself, until it is told whether it may make more
+                    self._changed.set()
             case Waiting():
                 self._wait_for_engine(report)
             case Probed():

@@ -83,16 +83,15 @@ class Sampler:
             made += 1
             informative += len(set(group.rewards)) > 1
             rewards += group.rewards
-        self._line.send(
-            RoundReport(
-                round=self._round,
-                reward=mean(rewards),
-                local=made,
-                informative=informative,
-                generated_tokens=tokens,
-                seconds=time.monotonic() - began,
-            )
+        report = RoundReport(
+            round=self._round,
+            reward=mean(rewards),
+            local=made,
+            informative=informative,
+            generated_tokens=tokens,
+            seconds=time.monotonic() - began,
         )
+        self._line.end_round(report, self._begin.role)
         self._round += 1
 
     def _draw(self, task: Task) -> Reply | None:

@@ -56,7 +56,7 @@ def test_policies_are_averaged_in_certified_rounds_and_an_agent_that_dies_is_bac
         assert page["node"]["digest"] is not None
         assert page["node"]["rollouts"]["taken"] > 0
         eventually(
-            lambda: other.peer_id in {group["peer"] for group in read(url, "api/snapshot")["groups"]},
+            lambda: other.peer_id in {group["peer_id"] for group in read(url, "api/snapshot")["groups"]},
             "the page shows a group of the other",
         )
         for node in (other, one):
