@@ -26,6 +26,7 @@ from shoal.node.loops.loop_messages import OWN_LOOP, join_call
 from shoal.node.option import check_options, given_options
 from shoal.node.options import SHARING, NodeConfig, NodeOptions
 from shoal.node.outcome import Outcome, Progress
+from shoal.node.state.binding import check_free_for
 from shoal.protocol.errors import ConfigError, did_you_mean
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import Manifest, load_manifest
@@ -156,6 +157,7 @@ def _swarm_of(options: RunOptions, *, entry_points: tuple[str, ...]) -> tuple[Ma
             locally=options.mdns,
         )
     manifest = load_manifest(options.manifest)
+    check_free_for(options.data_dir, manifest.swarm_id, founders=manifest.swarm.founders)
     check_workload_allowed(
         manifest.workload,
         entry_points=entry_points,

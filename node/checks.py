@@ -179,12 +179,10 @@ def _company(status: Status) -> list[Check]:
     direct, detour, silent, unlinked = (reach.get(way, 0) for way in ("direct", "detour", "suspect", "unlinked"))
     company = Check(name="Company", state="ok", detail=f"{count(direct + detour + silent, 'other node')} alive")
     if direct + detour + silent == 0:
-        company = Check(
-            name="Company",
-            state="warn",
-            detail="no other node is here",
-            remedy="type the line that `shoal link` prints on another machine",
-        )
+        remedy = "type the line that `shoal link` prints on another machine"
+        if len(status.members) > 1:
+            remedy = f"start the other members again, or {remedy}"
+        company = Check(name="Company", state="warn", detail="no other node is here", remedy=remedy)
     ways = [(direct, "direct"), (detour, "through others"), (silent, "silent"), (unlinked, "not reached yet")]
     detail = ", ".join(f"{number:,} {text}" for number, text in ways if number) or "none"
     links = Check(name="Links", state="ok", detail=detail)

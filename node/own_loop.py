@@ -126,6 +126,9 @@ NO_ROUND = (
     "what the loop joined with; train longer, or found a swarm with fewer `inner_steps` in its [sync]"
 )
 LAST_STEPS = "the last %s of this loop ended no round: the model has what was learnt in them, at_anchor() has it not"
+PAUSED = (
+    "this node is paused, and step() waits: `shoal resume --data-dir %s` goes on, `shoal status --data-dir %s` says why"
+)
 LONG_EVALUATION_S = 5.0
 """After an evaluation that took so long there is no other before a step is made: else, where it takes longer than the
 others' rounds, there would always be a newer state to evaluate."""
@@ -340,7 +343,14 @@ class Swarm:
         names, page = status.get("names"), status.get("dashboard")
         name = called(self.peer_id, names if isinstance(names, dict) else {})
         where = f"; its page is {page}" if isinstance(page, str) else ""
-        logger.info("this node takes part as %s (%s)%s", name, short(self.peer_id), where)
+        found = "" if self._daemon.leaves else f", which ran on {self._data_dir} before,"
+        logger.info("this node%s takes part as %s (%s)%s", found, name, short(self.peer_id), where)
+
+    def _say_paused(self) -> None:
+        """Say that step() waits now, and what ends that."""
+        if self.talks and not self._paused:
+            folder = self._data_dir
+            logger.warning(PAUSED, folder, folder)
 
     def _found(self) -> LoopDaemon:
         """The daemon to attach to."""
@@ -369,9 +379,9 @@ class Swarm:
 
         Raises FloatingPointError if the parameters are no longer finite; such are never contributed.
         """
+        made, self._stepped = self._steps.made(), True
         if tokens < 0:
             raise ValueError(f"{tokens} tokens")
-        made, self._stepped = self._steps.made(), True
         if self._client is None:
             return False
         self._vain_calls = 0 if made else self._vain_calls + 1
@@ -611,6 +621,7 @@ class Swarm:
             case Retune():
                 self._accounts.retune(order.sync)  # the optimizer is its user's
             case Pause():
+                self._say_paused()
                 self._paused = True
             case Resume():
                 self._paused = False

@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
 def who_contributed(contributors: int, members: int) -> str:
     """`4 of 5 contributed`. Of a round in which members died, more may have than are members after it."""
     if contributors > members:
-        return f"{contributors} contributed, {count(members, 'member')} go on"
+        return f"{contributors} contributed, {count(members, 'member')} {'goes' if members == 1 else 'go'} on"
     return f"{contributors} of {members} contributed"
 
 

@@ -68,6 +68,7 @@ from shoal.protocol.errors import ConfigError, LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import SetPaused
 from shoal.protocol.manifest_rollouts import RolloutsSection
+from shoal.protocol.names import Names
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.offer_pace import OfferPace
 from shoal.protocol.places import Contributors
@@ -94,6 +95,10 @@ UNENCODABLE = "unencodable"
 """Counted among the refusals: an accepted group that the policy has no tokens for."""
 TEACHING_PERIOD_S = 15.0
 """How often the user is told of a warm-up, which takes minutes."""
+OTHER_REWARDS = (
+    "it announces other rewards than are scored here; if it is honest, its code for the task is another of the same "
+    "`version`"
+)
 MARK_NAME = "announced"
 MARK_LIMIT_BYTES = 32
 
@@ -127,6 +132,7 @@ class RolloutParts:
     boot: int
     host: Host
     members: Members
+    names: Names
     folder: Path
     events: EventLog
     on_progress: Callable[[Progress], None]
@@ -147,7 +153,7 @@ class RolloutEngine:
         self._leaving = False
         self._store: GroupStore
         self._exchange: RolloutExchange
-        self._trust = Trust()
+        self._trust = Trust(self._say_ignored)
         self._intake: Intake | None = None  # of the agent that runs, once it is ready
         self._announced = 0
         self._arrived = 0  # announcements, when the agent last asked
@@ -373,6 +379,11 @@ class RolloutEngine:
             case Finished():
                 self.finished = True
                 self.ask_to_leave()
+
+    def _say_ignored(self, peer: PeerId, reason: Reason) -> None:
+        """Say whose groups are no longer taken, and why: what an honest maker may not notice."""
+        why = OTHER_REWARDS if reason is Reason.HINT else f"at last for `{reason}`"
+        self._p.on_progress(Notice(text=f"groups of {self._p.names.of(peer)} are not taken for a while: {why}"))
 
     def _wait_for_engine(self, waiting: Waiting) -> None:
         """Say once in each round why its engine gives nothing."""

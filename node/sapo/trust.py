@@ -11,6 +11,8 @@ judge finds comes to it with the verdicts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import Reason
 from shoal.protocol.suspicion import Suspicion
@@ -43,9 +45,13 @@ WEIGHTS = {
 
 
 class Trust:
-    """Demerits of peers, as of this node's round. At most PEER_LIMIT peers; those with the fewest make room."""
+    """Demerits of peers, as of this node's round. At most PEER_LIMIT peers; those with the fewest make room.
 
-    def __init__(self) -> None:
+    on_ignored: is told of each peer that is ignored from now on, and by which fault.
+    """
+
+    def __init__(self, on_ignored: Callable[[PeerId, Reason], None] = lambda *_: None) -> None:
+        self._on_ignored = on_ignored
         self._demerits = Suspicion(half_life=HALF_LIFE_ROUNDS, limit=PEER_LIMIT)
         self._ignored: set[PeerId] = set()
         self._round = 0
@@ -64,6 +70,8 @@ class Trust:
         self._demerits.add(peer, weight, self._round, most=4 * IGNORED_AT)
         if is_ignored or self.demerits(peer) >= IGNORED_AT:
             self._ignored.add(peer)
+            if not is_ignored:
+                self._on_ignored(peer, reason)
             if len(self._ignored) > PEER_LIMIT:
                 self.all_ignored()  # lets go of those that made room
 

@@ -86,6 +86,7 @@ def rollout_engine(parts: Parts, *, averages: bool = False) -> RolloutEngine:
             boot=parts.boot,
             host=parts.host,
             members=parts.members,
+            names=parts.names,
             folder=parts.store.folder / FOLDER,
             events=parts.events,
             on_progress=told if averages else parts.on_progress,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,6 +103,12 @@ def test_module_is_imported_only_when_it_is_allowed(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert "--allow-workload mine:Mine" in done.stderr
         assert not (tmp_path / "imported").exists()
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "data" / "swarm").write_text("ab" * 32)
+    (tmp_path / "data" / "chain.log").write_text("a round")
+    done = shoal(tmp_path, *run)
+    assert "belongs to another swarm" in done.stderr, "which no option helps"
+    shutil.rmtree(tmp_path / "data")
     shoal(tmp_path, *run, "--allow-workload", "mine:Mine")
     assert (tmp_path / "imported").exists()
     assert not (tmp_path / "called").exists()

@@ -19,6 +19,7 @@ from shoal.node.control_client import (
     RollbackStatus,
     Status,
 )
+from shoal.node.peer_facts import PeerSummary
 
 STATUS = Status(
     peer_id="A",
@@ -55,6 +56,17 @@ def test_whom_a_round_waits_for_is_named_and_who_makes_no_step_is_told_so() -> N
     stuck = checks_of(stuck=True)["Training"]
     assert stuck.detail == "no step for minutes: no round waits for this node until its trainer makes one"
     assert stuck.above
+
+
+def test_who_is_alone_is_told_of_the_members_that_are_away_and_else_of_the_link() -> None:
+    nobody = PeerSummary(
+        known=3, alive=1, members=3, following=0, behind=0, states={}, reach={"gone": 2}, software={}, tokens_per_s=0.0
+    )
+    remedies = {
+        members: checks_of(peers=nobody, members=STATUS.members[:members])["Company"].remedy for members in (1, 3)
+    }
+    line = "type the line that `shoal link` prints on another machine"
+    assert remedies == {1: line, 3: f"start the other members again, or {line}"}
 
 
 @pytest.mark.parametrize(

@@ -339,9 +339,11 @@ def test_evaluation_sees_the_anchor_and_leaves_no_trace(tmp_path: Path, monkeypa
         swarm.step(tokens=1)
 
 
+@pytest.mark.parametrize("ran_before", [False, True])
 def test_loop_says_that_it_joined_and_each_round_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, ran_before: bool
 ) -> None:
+    monkeypatch.setattr(StandIn, "leaves", not ran_before)
     model, optimizer = made()
     said = {"dashboard": "http://127.0.0.1:8420/", "dashboard_link": "http://…/#token=secret", "names": {PEER: "box"}}
     monkeypatch.setattr(StandIn, "status", lambda self: said)
@@ -377,11 +379,12 @@ def test_loop_says_that_it_joined_and_each_round_once(
             steps += 1
         assert (swarm.round, swarm.members, swarm.held_out) == (2, SHARE.members, 0.123456)
     lines = [record.getMessage() for record in caplog.records if record.name == "shoal.loop"]
+    found = f", which ran on {tmp_path} before," if ran_before else ""
     assert lines[:4] == [
-        f"this node takes part as box ({short(PEER)}); its page is http://127.0.0.1:8420/",
+        f"this node{found} takes part as box ({short(PEER)}); its page is http://127.0.0.1:8420/",
         "round 0: 1 member",
         "round 1: 1 of 1 contributed, training loss 1.5, held-out loss 0.1235 (round 0)",
-        "round 2: 2 contributed, 1 member go on, training loss 1.5, held-out loss 0.1235",
+        "round 2: 2 contributed, 1 member goes on, training loss 1.5, held-out loss 0.1235",
     ]
     assert "secret" not in caplog.text
 
@@ -644,7 +647,9 @@ def test_loop_says_once_that_it_trains_without_a_quorum(
     assert said[0].startswith("no quorum in round 1: training goes on locally until the others are back")
 
 
-def test_a_pause_holds_the_loop_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_holds_the_loop_which_says_so_once_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     model, optimizer = made()
     order = []
 
@@ -652,6 +657,7 @@ def test_a_pause_holds_the_loop_and_ends(tmp_path: Path, monkeypatch: pytest.Mon
         await end.apply(await end.initial(), 0, fresh=True)
         await end.train(1, steps=1, contribute=False)
         await end.expect(Trained)
+        await end.send(Pause())
         await end.send(Pause())
         await end.train(1, steps=1)
         await end.send(Snapshot(round=0, path=str(tmp_path / "paused")))
@@ -668,6 +674,9 @@ def test_a_pause_holds_the_loop_and_ends(tmp_path: Path, monkeypatch: pytest.Mon
         learn(model, optimizer, 1)
         swarm.step(tokens=1)
     assert order == ["paused", "step"]
+    said = [record.message for record in caplog.records if "this node is paused, and step() waits" in record.message]
+    assert len(said) == 1
+    assert f"`shoal resume --data-dir {tmp_path}` goes on" in said[0]
 
 
 def test_a_loop_that_joins_a_paused_node_waits_and_says_what_for(

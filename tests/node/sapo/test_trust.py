@@ -24,6 +24,19 @@ def test_liar_is_ignored_after_four_lies_and_nobody_else() -> None:
     assert trust.all_ignored() == [ALICE]
 
 
+def test_a_peer_that_is_ignored_is_told_of_once_each_time_with_the_fault() -> None:
+    told: list[tuple[str, Reason]] = []
+    trust = Trust(lambda peer, reason: told.append((peer, reason)))
+    for reason in (Reason.HINT, Reason.HINT, Reason.HINT, Reason.COPIED, Reason.HINT):
+        trust.fault(ALICE, reason)
+    assert told == [(ALICE, Reason.COPIED)]
+    trust.advance(int(HALF_LIFE_ROUNDS * 2))
+    trust.fault(ALICE, Reason.NO_VARIANCE)
+    for _ in range(4):
+        trust.fault(ALICE, Reason.HINT)
+    assert told == [(ALICE, Reason.COPIED), (ALICE, Reason.HINT)]
+
+
 def test_demerits_decay_by_half_lives_and_the_second_chance_is_shorter() -> None:
     trust = Trust()
     for _ in range(4):
