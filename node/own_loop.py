@@ -129,6 +129,8 @@ LAST_STEPS = "the last %s of this loop ended no round: the model has what was le
 PAUSED = (
     "this node is paused, and step() waits: `shoal resume --data-dir %s` goes on, `shoal status --data-dir %s` says why"
 )
+PAUSE_TOLD_S = 2.0
+"""A pause is told when it has lasted so long: a node that waited for its loop is paused until the loop is there."""
 LONG_EVALUATION_S = 5.0
 """After an evaluation that took so long there is no other before a step is made: else, where it takes longer than the
 others' rounds, there would always be a newer state to evaluate."""
@@ -184,6 +186,7 @@ class Swarm:
         self._steps_wanted = 0  # until the order's contribution, or its end
         self._overlapping = False  # beyond its contribution
         self._paused = False
+        self._paused_at, self._pause_told = 0.0, False
         self._alone = False  # as was said: without a quorum
         self._last_loss: float | None = None
         self._weightless_steps = 0  # of the newest contribution, if it has no weight
@@ -347,10 +350,10 @@ class Swarm:
         logger.info("this node%s takes part as %s (%s)%s", found, name, short(self.peer_id), where)
 
     def _say_paused(self) -> None:
-        """Say that step() waits now, and what ends that."""
-        if self.talks and not self._paused:
-            folder = self._data_dir
-            logger.warning(PAUSED, folder, folder)
+        """Say once that step() waits, and what ends that; not of a node that merely waited for this loop."""
+        if self.talks and not self._pause_told and time.monotonic() - self._paused_at >= PAUSE_TOLD_S:
+            self._pause_told = True
+            logger.warning(PAUSED, self._data_dir, self._data_dir)
 
     def _found(self) -> LoopDaemon:
         """The daemon to attach to."""
@@ -522,6 +525,8 @@ class Swarm:
             order = self._next_order(client, WAIT_S if idle else 0.0)
             if idle:
                 self._ranks.tell(Waiting())
+            if self._paused:
+                self._say_paused()
             now = time.monotonic()
             if idle and not self._paused and self._accounts.waiting:
                 self._tally.blocked_s += now - began
@@ -621,10 +626,9 @@ class Swarm:
             case Retune():
                 self._accounts.retune(order.sync)  # the optimizer is its user's
             case Pause():
-                self._say_paused()
-                self._paused = True
+                self._paused, self._paused_at = True, self._paused_at if self._paused else time.monotonic()
             case Resume():
-                self._paused = False
+                self._paused, self._pause_told = False, False
             case Hurry():
                 pass  # the daemon waits for no anchor: each is copied when it comes
             case Stop():

@@ -269,6 +269,7 @@ class ExternalTrainer(Trainer):
             await self._take_up(connection, "a training loop attached", task_status)
             while True:
                 self._pass_on(await connection.receive())
+                await self._send_waiting(connection)
         except ChildDied as ending:
             cause = str(ending)
         except ChildRaised as ending:

@@ -236,6 +236,12 @@ def found_or_started(
         daemon = _start(str(swarm), link, manifest, data_dir, peers=peers, options=options)
     else:
         _check_same_swarm(status, swarm_id, data_dir)
+        if given := [name for name, value in (("peers", peers), ("options", options)) if value]:
+            logger.warning(
+                "the node on %s ran before this loop, and keeps its options: %s of join() say nothing to it",
+                data_dir,
+                " and ".join(given),
+            )
     try:
         daemon.wait_for_manifest(swarm_id, wait_s=min(wait_s, START_DEADLINE_S))
     except BaseException:

@@ -28,6 +28,7 @@ from shoal.node.training.trainer_messages import (
     Command,
     Contribution,
     Evaluated,
+    Hurry,
     Initial,
     InnerSettings,
     Layout,
@@ -39,6 +40,7 @@ from shoal.node.training.trainer_messages import (
     Restored,
     Retune,
     Scalar,
+    Snapshot,
     Snapshotted,
     Start,
     Started,
@@ -202,6 +204,10 @@ class Trainer:
         self._announced = False
         self._stands_on: _Lent | None = None  # what this child has applied: nobody else may have its memory
         self._unanswered: deque[_Lent] = deque()  # what it was given after that
+        self._waiting: deque[Command | _Lent] = (
+            deque()
+        )  # an anchor until the one before it is applied, and what follows
+        self._catches_up = False  # what waited is being sent
 
     def listen(self, listener: Callable[[TrainerEvent], None]) -> None:
         """Have every event from now on told to `listener` too, after those that listen already. It must not raise."""
@@ -259,21 +265,61 @@ class Trainer:
             self._paused = isinstance(command, Pause)
         elif isinstance(command, WriteInitial):
             self._owes_initial = True
-        if self._child is not None:
+        if self._child is None:
+            return
+        if self._in_turn and not isinstance(command, Hurry | Pause | Resume):
+            self._waiting.append(command)
+        else:
             await self._child.send(command)
+
+    @property
+    def _in_turn(self) -> bool:
+        """True while orders wait for an anchor that waits, and what comes after them waits too."""
+        return bool(self._waiting) or self._catches_up
 
     async def apply(self, order: Apply, anchor: Vector) -> None:
         """Have the trainer stand on an anchor, which must stay as it is: it is lent, and given again after a death.
 
-        Between a death and `Restarted` the new trainer will stand on it, with what the newest snapshot holds.
-        Cancellation: as `send`.
+        While the one before is not applied, amid a step that may take minutes, it waits here, what is ordered after it
+        waits behind it, and one that comes then is given in place of both. Between a death and `Restarted` the new
+        trainer will stand on it, with what the newest snapshot holds. Cancellation: as `send`.
         """
         self._anchored = lent = _Lent(order, anchor)
         if order.fresh:  # they belong to what is dropped
             self._newest = self._midway = None
         self._spec, self._retuned = self._in_force, None
-        if self._child is not None:
+        if self._child is None:
+            return
+        if self._unanswered or self._in_turn:
+            self._wait_with(lent)
+        else:
             await self._lend(self._child, lent)
+
+    def _wait_with(self, lent: _Lent) -> None:
+        """Keep an anchor until the one before it is applied; of several that wait one becomes, and settings stay."""
+        order, kept = lent.order, deque[Command | _Lent]()
+        for one in self._waiting:
+            if isinstance(one, _Lent):
+                taken, fresh = max(order.taken, one.order.taken), order.fresh or one.order.fresh
+                order = Apply(round=order.round, taken=taken, fresh=fresh)
+            elif isinstance(one, Retune):
+                kept.append(one)
+            elif isinstance(one, Snapshot):
+                self._tell(_unwritten(one, "another anchor came before it"))
+        self._waiting = deque((*kept, _Lent(order, lent.anchor)))
+
+    async def _send_waiting(self, child: Connection[Report]) -> None:
+        """Give the child what waited for it to apply an anchor, if it has."""
+        self._catches_up = True
+        try:
+            while self._waiting and not (self._unanswered and isinstance(self._waiting[0], _Lent)):
+                one = self._waiting.popleft()
+                if isinstance(one, _Lent):
+                    await self._lend(child, one)
+                else:
+                    await child.send(one)
+        finally:
+            self._catches_up = False
 
     async def _lend(self, child: Connection[Report], lent: _Lent) -> None:
         """Give the child an anchor, and its memory to nobody else until it has applied a later one."""
@@ -318,6 +364,7 @@ class Trainer:
                 await self._take_up(child, cause, task_status)
                 while True:
                     self._pass_on(await _next_report(child))
+                    await self._send_waiting(child)
             except (ChildDied, ChildRaised) as ending:
                 return ending
             finally:
@@ -329,6 +376,7 @@ class Trainer:
             given = self._spec if self._anchored is not None else self._in_force
             self._stands_on = None
             self._unanswered.clear()
+            self._waiting.clear()
             await self._start(child, memory, given)
             if self._anchored is not None:
                 await self._restore(child, self._anchored.order)
@@ -460,6 +508,13 @@ class Trainer:
                 raise ConfigError(failed.summary)  # one line says it all
             raise WorkloadError(failed.summary, failed.traceback)
         self._tell(TrainerFailed(summary=failed.summary, traceback=failed.traceback))
+
+
+def _unwritten(order: Snapshot, why: str) -> Snapshotted:
+    """The report that a snapshot was not made."""
+    return Snapshotted(
+        round=order.round, path=order.path, copy_s=0.0, write_s=0.0, size_bytes=0, failure=why, midway=order.midway
+    )
 
 
 async def _next_report(child: Connection[Report]) -> Report:

@@ -43,8 +43,6 @@ from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Term, Value
 
 INITIAL_DEADLINE_S = 120.0
-APPLY_DEADLINE_S = 900.0
-"""A trainer applies a state at its next step boundary; one step may take this long."""
 STUCK_S = 120.0
 """A trainer that makes no step for so long, and for STUCK_TIMES as long as its last one took, is waited for no more."""
 STUCK_TIMES = 10
@@ -90,8 +88,7 @@ class TrainingClient:
         """True if the newest contribution changed this node's speed so that the others should hear of it at once."""
         self._is_odd = False  # the stretch under way, in which this node did not run for a while
         self._initial = trio.Event()
-        self._applied = trio.Event()
-        self._applied.set()
+        self._to_apply: int | None = None  # the round of the anchor given last, until it is applied
         self._evaluated = trio.Event()
         self._evaluated.set()
         self._unevaluated: tuple[Term, int] | None = None
@@ -138,7 +135,7 @@ class TrainingClient:
     @property
     def _evaluates(self) -> bool:
         """True if it is to evaluate the anchor on which it stands, and has neither done so nor made a step since."""
-        waits = self._stepped_at <= self._applied_at and self._applied.is_set() and not self._evaluated.is_set()
+        waits = self._stepped_at <= self._applied_at and self._to_apply is None and not self._evaluated.is_set()
         return waits and is_held_out(self.metric_name)  # a loop that reports its training loss evaluates nothing
 
     @property
@@ -174,7 +171,7 @@ class TrainingClient:
         if isinstance(event, Initial):
             self._initial.set()
         elif isinstance(event, Applied):
-            self._applied.set()
+            self._to_apply = None if event.round == self._to_apply else self._to_apply
             self._applied_at = now
         elif isinstance(event, Evaluated):
             self._stepped_at += now - max(self._applied_at, self._stepped_at)
@@ -203,7 +200,7 @@ class TrainingClient:
             self._is_odd &= isinstance(event, Progress)
         elif isinstance(event, Restarted | TrainerFailed):  # nothing is under way any more
             self._is_odd = False
-            self._applied.set()
+            self._to_apply = None
             self._evaluated.set()
             self.resting, self.steps_made, self._steps_ordered, self._step_s = True, None, 0, 0.0
 
@@ -236,17 +233,16 @@ class TrainingClient:
     async def stand_on(self, state: HeldState, anchor: F32, *, taken: int, fresh: bool = False) -> None:
         """Give the trainer the anchor of a certified state, keeping what it learnt that was not taken.
 
+        Does not wait until it is applied, at a step's boundary: a step may take minutes, or hang, and rounds go on.
         It evaluates the anchor too, every so many rounds: once all fragments have had one, where there are several.
 
         `fresh`: what it learnt stands on a state that was abandoned, and goes with it.
 
         Cancellation: the order is given whole or not at all.
         """
-        if not self._applied.is_set():
+        if self._to_apply is not None:
             await self._trainer.send(Hurry())
-        with trio.move_on_after(APPLY_DEADLINE_S):
-            await self._applied.wait()
-        self._applied = trio.Event()
+        self._to_apply = state.round
         await self._trainer.apply(Apply(round=state.round, taken=taken, fresh=fresh), anchor)
         self._unevaluated = state.term, state.round
         if state.round % self._evaluate_every == 0:

@@ -40,7 +40,7 @@ STRETCH_TOKENS = 100
 
 class BoxTrainer:
     """One process of a trainer. `next_place` gives out places; `pace` is how many times as long it takes; `bias` is how
-    far its machine draws the initial parameters from those of others."""
+    far its machine draws the initial parameters from those of others; `hangs` is whether a step of it never ends."""
 
     def __init__(self, numel: int, *, tell: Callable[[TrainerEvent], None], next_place: Callable[[], int]) -> None:
         self.layout = Layout(names=("w",), shapes=((numel,),), numel=numel)
@@ -49,6 +49,7 @@ class BoxTrainer:
         self.pace = 1.0
         self.bias = np.float32(0)
         self.snapshot_s = 0.0
+        self.hangs = False
         self._tell = tell
         self._next_place = next_place
         self._numel = numel
@@ -75,6 +76,9 @@ class BoxTrainer:
         """Carry out orders, one after the other, until cancelled."""
         async with trio.open_nursery() as nursery:
             async for order in self._received:
+                if self.hangs:
+                    self._training.cancel()
+                    await trio.sleep_forever()
                 if isinstance(order, Train):
                     self._training.cancel()
                     self._training = trio.CancelScope()

@@ -652,8 +652,21 @@ def test_a_pause_holds_the_loop_which_says_so_once_and_ends(
 ) -> None:
     model, optimizer = made()
     order = []
+    told = threading.Event()
+    monkeypatch.setattr(own_loop, "PAUSE_TOLD_S", 0.3)
+    monkeypatch.setattr(own_loop, "WAIT_S", 0.05)
+    warn = own_loop.logger.warning
+
+    def noted(text: str, *values: object) -> None:
+        warn(text, *values)
+        if text == own_loop.PAUSED:
+            told.set()
+
+    monkeypatch.setattr(own_loop.logger, "warning", noted)
 
     async def daemon(end: DaemonEnd) -> None:
+        await end.send(Pause())
+        await end.send(Resume())
         await end.apply(await end.initial(), 0, fresh=True)
         await end.train(1, steps=1, contribute=False)
         await end.expect(Trained)
@@ -663,6 +676,7 @@ def test_a_pause_holds_the_loop_which_says_so_once_and_ends(
         await end.send(Snapshot(round=0, path=str(tmp_path / "paused")))
         await end.expect(Snapshotted)  # orders are followed meanwhile
         order.append("paused")
+        await end.wait(told)
         await end.send(Resume())
         await end.contribution()
         await end.send(Stop())

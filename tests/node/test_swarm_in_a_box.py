@@ -105,6 +105,22 @@ def test_who_is_paused_tells_no_loss_of_rounds_that_it_adds_nothing_to(tmp_path:
     box.run(course)
 
 
+def test_a_trainer_that_hangs_keeps_its_node_from_no_round(tmp_path: Path, disks: Disks) -> None:
+    box = Box(tmp_path, disks)
+
+    async def course(box: Box) -> None:
+        box.start_all()
+        await box.until_round(2)
+        box.node(2).trainer.hangs = True
+        await box.until_round(box.node(2).round + 6, within_s=400.0)
+
+    box.run(course)
+    voted = [
+        number for number in range(3) if box.peers[number] in max(box.values.values(), key=lambda v: v.round).members
+    ]
+    assert voted == [0, 1, 2]
+
+
 def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) -> None:
     """The machine of the new round has not heard yet who is here; who asks for the status then is told all the same."""
     box = Box(tmp_path, disks)

@@ -396,6 +396,20 @@ TRAINING: tuple[Bug, ...] = (
         "return torch.default_generator",
     ),
     bug(
+        "a trainer that hangs amid a step holds up its node's rounds",
+        "tests/node/test_swarm_in_a_box.py::test_a_trainer_that_hangs_keeps_its_node_from_no_round",
+        "        self._to_apply = state.round\n",
+        "        while self._to_apply is not None:\n            await trio.sleep(0.01)\n"
+        "        self._to_apply = state.round\n",
+    ),
+    bug(
+        "of anchors that wait for a step to end the trainer is given the newest alone, as if none was fresh or taken",
+        "tests/node/training/test_trainer.py::"
+        "test_no_anchor_waits_in_the_daemon_for_a_step_to_end_and_those_that_come_meanwhile_become_one",
+        "taken, fresh = max(order.taken, one.order.taken), order.fresh or one.order.fresh",
+        "taken, fresh = order.taken, order.fresh",
+    ),
+    bug(
         "a trainer whose steps take minutes is stuck in every round",
         "tests/node/training/test_fair_share.py"
         "::test_trainer_that_makes_no_step_for_long_is_stuck_and_one_that_is_slow_rests_or_evaluates_is_not",

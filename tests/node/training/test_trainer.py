@@ -64,7 +64,7 @@ DEADLINE_S = 120.0
 SHARE = Assignment(seed=3, round=1, member=0, members=1)
 
 FAKE = """
-import os, socket, sys
+import os, socket, sys, time
 from shoal.node.pipe import *
 from shoal.node.training.trainer_messages import *
 control, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
@@ -72,8 +72,10 @@ framing, numel, number, lr_of_anchor, paused = Framing(), 4, 0, 0.0, False
 print("fake trainer begins", flush=True)
 while data := control.recv(1 << 16):
     for frame in framing.feed(data):
-        answer = None
-        match unpack_command(frame):
+        answer, command = None, unpack_command(frame)
+        if isinstance(command, Start): heard = command.options.get("heard")
+        if heard: open(heard, "a").write(f"{command}\\n")
+        match command:
             case Start(options=options, contributions=number, inner=inner):
                 lr = inner.lr
                 if "die_early" in options: sys.exit(9)
@@ -85,6 +87,7 @@ while data := control.recv(1 << 16):
             case Resume(): paused = False
             case Apply(round=round):
                 lr_of_anchor = lr
+                while heard and os.path.exists(heard + ".stuck"): time.sleep(0.01)
                 answer = Applied(round=round)
             case Ping(): answer = Pong()
             case WriteInitial():
@@ -500,6 +503,55 @@ async def test_apply_sent_while_the_trainer_is_down_is_remembered(fake: TrainerS
         assert (await expect(trainer, Restarted)).round == 7
         await trainer.send(Train(round=9, steps=1, assignment=SHARE))
         assert (await expect(trainer, Contribution)).round == 9
+
+
+async def test_no_anchor_waits_in_the_daemon_for_a_step_to_end_and_those_that_come_meanwhile_become_one(
+    fake: TrainerSpec, tmp_path: Path
+) -> None:
+    heard, stuck = tmp_path / "heard", tmp_path / "heard.stuck"
+    settings = Retune(inner=InnerSettings(lr=0.5), sync=SyncSettings())
+    async with running(replace(fake, options={"heard": str(heard)})) as trainer:
+        stuck.touch()
+        with trio.fail_after(5.0):
+            await trainer.apply(Apply(round=1), zeros(trainer))
+            await trainer.send(Train(round=2, steps=1, assignment=SHARE))
+            await trainer.apply(Apply(round=2, taken=1, fresh=True), zeros(trainer))
+            await trainer.send(Evaluate(round=2))
+            await trainer.send(settings)
+            await trainer.send(Snapshot(round=2, path="snapshot", base=b"2"))
+            await trainer.apply(Apply(round=3), zeros(trainer))
+            await trainer.send(Train(round=4, steps=1, assignment=SHARE))
+            await trainer.send(Pause())
+        unwritten = await expect(trainer, Snapshotted)
+        assert (unwritten.path, unwritten.midway, unwritten.failure) == (
+            "snapshot",
+            True,
+            "another anchor came before it",
+        )
+        stuck.unlink()
+        for round in (1, 3):
+            assert (await expect(trainer, Applied)).round == round
+            assert (await expect(trainer, Contribution)).round == round + 1
+        orders = heard.read_text().splitlines()
+        assert orders[2:] == [
+            str(one)
+            for one in (
+                Apply(round=1),
+                Train(round=2, steps=1, assignment=SHARE),
+                Pause(),
+                settings,
+                Apply(round=3, taken=1, fresh=True),
+                Train(round=4, steps=1, assignment=SHARE),
+            )
+        ]
+        stuck.touch()
+        await trainer.apply(Apply(round=4), zeros(trainer))
+        await trainer.apply(Apply(round=5), zeros(trainer))
+        kill(trainer)
+        stuck.unlink()
+        assert (await expect(trainer, Restarted)).round == 5, "what waited goes with the trainer, but for the newest"
+        await trainer.send(Train(round=6, steps=1, assignment=SHARE))
+        assert (await expect(trainer, Contribution)).round == 6
 
 
 async def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_is_not_passed_over(
