@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 TRACEBACK_LIMIT_LINES = 200
 SHARED_S = 30.0
 """A sampler ends several rounds a second."""
-MISSING_NAMED = 3
-"""Members that did not contribute to a round are named where they are so few."""
 SHOWN_LIMIT = 24
 """Lines of one kind in a status, members among them."""
 REACHED = {
@@ -201,9 +199,7 @@ class RunProgress:
 
 def certified_line(event: RoundCertified) -> str:
     """`round 3 certified: 4 of 5 contributed, without m3, training loss 1.235, held-out 1.302 (round 2), 8.1 s`."""
-    who = who_contributed(event.contributors, event.members)
-    if 0 < len(event.missing) <= MISSING_NAMED:
-        who += f", without {' and '.join(event.missing)}"
+    who = who_contributed(event.contributors, event.members, event.missing)
     return f"round {event.round} certified: {who}{_losses_of(event)}, {event.seconds:.1f} s"
 
 

@@ -218,8 +218,9 @@ def _training(status: Status) -> Check:
         return check(detail)
     detail += f", waits {status.blocked_fraction:.0%} of its time"
     if status.blocked_fraction > BLOCKED_HIGH:
-        slow = "see what holds up whom it waits for" if status.unready else "more inner steps a round, or a faster link"
-        return check(detail, slow, state="warn")
+        late = [called(peer, status.names) for peer in status.unready or status.without if peer != status.peer_id]
+        remedy = f"see what holds up {_listed(late)}" if late else "more inner steps a round, or a faster link"
+        return check(detail, remedy, state="warn")
     return check(detail)
 
 

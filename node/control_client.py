@@ -212,7 +212,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     voters: the PeerIds of all who vote on the round under way. faults: the fault model by which they do.
     long_missing: those of them of whom nothing was heard for an hour; revoked: whom the authority shut out, who count
     all the same: nobody else may be gone for good. trains_alone: its trainer goes on where there is no quorum.
-    unready: for whose contributions it waits, having made its own. stuck: its trainer has made no step for minutes.
+    unready: for whose contributions it waits, having made its own. without: the members whose work the newest round
+    has not. stuck: its trainer has made no step for minutes.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
     turn_in_rounds: in how many rounds it has a seat, 0 for this one; None where seats are for all, or it is no member.
@@ -257,6 +258,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     revoked: list[str] = []
     trains_alone: bool = False
     unready: list[str] = []
+    without: list[str] = []
     stuck: bool = False
     names: dict[str, str] = {}
     rollbacks: list[RollbackStatus] = []

@@ -74,6 +74,7 @@ from shoal.node.training.trainer_messages import (
     Contribution,
     Evaluate,
     Evaluated,
+    Evaluating,
     Hurry,
     Initial,
     Progress,
@@ -187,6 +188,7 @@ class Swarm:
         self._overlapping = False  # beyond its contribution
         self._paused = False
         self._paused_at, self._pause_told = 0.0, False
+        self._names: Mapping[str, str] = {}  # of those that did not contribute
         self._alone = False  # as was said: without a quorum
         self._last_loss: float | None = None
         self._weightless_steps = 0  # of the newest contribution, if it has no weight
@@ -337,12 +339,24 @@ class Swarm:
         client = self._client
         return self._order is not None and client is not None and not (client.paused or client.ended)
 
+    def _status(self) -> Mapping[str, object]:
+        """The daemon's status; nothing where it gives none."""
+        assert self._daemon is not None
+        with suppress(NetworkError):
+            return self._daemon.status() or {}
+        return {}
+
+    def _names_of(self, peers: Sequence[str]) -> list[str]:
+        """What other nodes are called; the daemon is asked where one is new."""
+        if not self._names.keys() >= set(peers):
+            names = self._status().get("names")
+            self._names = {peer: called(peer, names if isinstance(names, dict) else {}) for peer in peers}
+        return [self._names[peer] for peer in peers]
+
     def _say_joined(self) -> None:
         """Say that this node takes part, by which name, and where its page is."""
         assert self._daemon is not None
-        status: Mapping[str, object] = {}
-        with suppress(NetworkError):
-            status = self._daemon.status() or {}
+        status = self._status()
         names, page = status.get("names"), status.get("dashboard")
         name = called(self.peer_id, names if isinstance(names, dict) else {})
         where = f"; its page is {page}" if isinstance(page, str) else ""
@@ -668,13 +682,14 @@ class Swarm:
             if self._told < 0:
                 self._say_joined()
             self._told = self.round
-            self._say_round(order.contributors)
+            self._say_round(order.contributors, order.missing)
         self._round_steps = order.steps
         self._steps_wanted = max(1, order.steps - self._accounts.steps) if order.contribute else order.steps
 
-    def _say_round(self, contributors: int) -> None:
+    def _say_round(self, contributors: int, missing: Sequence[str]) -> None:
         """Say on which round's state the loop trains on, by whom, and how good it is; each loss by its own word."""
-        who = who_contributed(contributors, self.members) if contributors else count(self.members, "member")
+        absent = self._names_of(missing) if missing else ()
+        who = who_contributed(contributors, self.members, absent) if contributors else count(self.members, "member")
         said = [] if self._last_loss is None else [f"training loss {self._last_loss:.4g}"]
         if self.held_out is not None:
             older = "" if self._held_out_round == self.round else f" (round {self._held_out_round})"
@@ -689,6 +704,7 @@ class Swarm:
         if self._evaluate is not None and self._evaluation_s >= LONG_EVALUATION_S:
             return
         if self._evaluate is not None:
+            client.send(Evaluating(round=order.round))
             began = time.monotonic()
             local = self._to_anchor()
             try:

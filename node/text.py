@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+MISSING_NAMED = 3
+"""Members that did not contribute to a round are named where they are so few."""
+
 
 def quantity(value: float, unit: str) -> str:
     """`12.3 kB`: three digits or so and a decimal prefix."""
@@ -31,8 +36,13 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{minutes} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
-def who_contributed(contributors: int, members: int) -> str:
-    """`4 of 5 contributed`. Of a round in which members died, more may have than are members after it."""
+def who_contributed(contributors: int, members: int, missing: Sequence[str] = ()) -> str:
+    """`4 of 5 contributed, without m3`. Of a round in which members died, more may have than are members after it.
+
+    missing: the members that did not, who are named where they are few.
+    """
+    if 0 < len(missing) <= MISSING_NAMED:
+        return f"{who_contributed(contributors, members)}, without {' and '.join(missing)}"
     if contributors > members:
         return f"{contributors} contributed, {count(members, 'member')} {'goes' if members == 1 else 'go'} on"
     return f"{contributors} of {members} contributed"

@@ -21,7 +21,7 @@ from shoal.node.training.trainer_messages import Layout
 OWN_LOOP = "own-loop"
 """The name that a manifest gives to a workload which is each user's own training loop."""
 TRAINER_SOCKET_NAME = "trainer.sock"
-LOOP_VERSION = 6
+LOOP_VERSION = 7
 """Of what both say, the messages of `trainer_messages` included: another with each change of any of them."""
 ATTACH_DEADLINE_S = 30.0
 """From the connection to the answer."""

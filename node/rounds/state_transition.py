@@ -115,7 +115,8 @@ class StateTransition:
         assert candidate is not None
         finals = candidate.finals
         state = await self.take(candidate)
-        self._p.training_client.certified(value, len(finals.counted))
+        missing = [peer for peer in value.members if peer not in finals.counted]
+        self._p.training_client.certified(value, len(finals.counted), missing)
         await self._state_store.follow(state, candidate.header)
         self._p.checkpoints.certified(state)
         seconds = trio.current_time() - self._round_started
@@ -133,7 +134,7 @@ class StateTransition:
                 seconds=seconds,
                 held_out=self._p.training_client.held_out,
                 loss_metric=self._p.training_client.loss_metric,
-                missing=tuple(str(peer) for peer in value.members if peer not in finals.counted),
+                missing=tuple(map(str, missing)),
             )
         )
 

@@ -28,6 +28,7 @@ from shoal.node.training.trainer_messages import (
     Command,
     Contribution,
     Evaluated,
+    Evaluating,
     Hurry,
     Initial,
     InnerSettings,
@@ -167,6 +168,7 @@ TrainerEvent = (
     | Contribution
     | Trained
     | Applied
+    | Evaluating
     | Evaluated
     | Snapshotted
     | Restored

@@ -43,6 +43,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.node.pipe import Failed, Message, Pause, Resume, Stop, decode_frame
+from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import InnerSection, Manifest
 
 PARAMETERS_LIMIT = 100_000  # named parameters of a model
@@ -202,7 +203,7 @@ class Train(Message, frozen=True, kw_only=True):
     without it, `Trained` comes after `steps` more. An assignment equal to the last one goes on in the same stream of
     batches. `certified_tokens` is what the swarm has certified so far (for schedules). `order` numbers the daemon's
     orders, so that it can tell which one was carried out. `contributors` made the state on which it trains; 0 where
-    this node does not know.
+    this node does not know. `missing` are the members that did not, where they are few.
     """
 
     round: int
@@ -212,6 +213,7 @@ class Train(Message, frozen=True, kw_only=True):
     certified_tokens: int = 0
     contribute: bool = True
     contributors: int = 0
+    missing: tuple[PeerId, ...] = ()
 
 
 class Apply(Message, frozen=True, kw_only=True):
@@ -370,6 +372,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     text: Annotated[str, Meta(max_length=SAMPLE_LIMIT_CHARS)]
 
 
+class Evaluating(Message, frozen=True, kw_only=True):
+    """The base is being evaluated from now on: until `Evaluated`, no step is to be expected."""
+
+    round: int
+
+
 class Evaluated(Message, frozen=True, kw_only=True):
     """The workload's metric of the base; lower is better. samples: of the base too, where any were taken.
 
@@ -422,6 +430,7 @@ Report = (
     | Contribution
     | Trained
     | Applied
+    | Evaluating
     | Evaluated
     | Snapshotted
     | Restored

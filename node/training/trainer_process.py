@@ -45,6 +45,7 @@ from shoal.node.training.trainer_messages import (
     Contribution,
     Evaluate,
     Evaluated,
+    Evaluating,
     Hurry,
     Initial,
     Ping,
@@ -199,6 +200,7 @@ class TrainerProcess:
                 replica.apply(anchor, round=command.round, taken=command.taken, fresh=command.fresh)
                 self._control.send(Applied(round=command.round))
             case Evaluate():
+                self._control.send(Evaluating(round=command.round))
                 value = replica.evaluate(self._sampler)
                 samples = () if self._sampler is None else self._sampler.take()
                 self._control.send(

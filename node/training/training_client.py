@@ -16,6 +16,7 @@ from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, HeldState, StateKind
 from shoal.node.outcome import HeldOut, StepsMade, is_held_out
 from shoal.node.pipe import Pause, Resume
+from shoal.node.text import MISSING_NAMED
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import (
@@ -25,6 +26,7 @@ from shoal.node.training.trainer_messages import (
     Contribution,
     Evaluate,
     Evaluated,
+    Evaluating,
     Hurry,
     Initial,
     InnerSettings,
@@ -101,7 +103,7 @@ class TrainingClient:
         self.resting = True
         """True if the trainer has done what it was ordered to."""
         self._stepped_at = 0.0  # it told of steps, or began, without what it evaluated since
-        self._applied_at = 0.0
+        self._evaluating_at: float | None = None  # it began to, if it has not ended
         self._step_s = 0.0  # between the last two words of steps
         self.loss: float | None = None
         self.metric: float | None = None
@@ -114,6 +116,8 @@ class TrainingClient:
         self.sampled: Evaluated | None = None
         """The newest evaluation of which there are samples."""
         self.tokens_per_s = 0.0
+        self.missing: tuple[PeerId, ...] = ()
+        """The members that did not contribute to the newest round certified here."""
         self._counted: dict[bytes, int] = {}  # contributors to the newest round certified here, by its hash
         self._steps_ordered = 0
         self.steps_made: StepsMade | None = None
@@ -129,14 +133,9 @@ class TrainingClient:
         """True if it was ordered to train, and tells of no step for so long that nobody is to wait for it."""
         if self.resting or self.paused:
             return False
-        limit_s = EVALUATING_S if self._evaluates else max(STUCK_S, STUCK_TIMES * self._step_s)
-        return self._clock() - self._stepped_at > limit_s
-
-    @property
-    def _evaluates(self) -> bool:
-        """True if it is to evaluate the anchor on which it stands, and has neither done so nor made a step since."""
-        waits = self._stepped_at <= self._applied_at and self._to_apply is None and not self._evaluated.is_set()
-        return waits and is_held_out(self.metric_name)  # a loop that reports its training loss evaluates nothing
+        if self._evaluating_at is not None:
+            return self._clock() - self._evaluating_at > EVALUATING_S
+        return self._clock() - self._stepped_at > max(STUCK_S, STUCK_TIMES * self._step_s)
 
     @property
     def metric_name(self) -> str:
@@ -172,9 +171,11 @@ class TrainingClient:
             self._initial.set()
         elif isinstance(event, Applied):
             self._to_apply = None if event.round == self._to_apply else self._to_apply
-            self._applied_at = now
+        elif isinstance(event, Evaluating):
+            self._evaluating_at = now
         elif isinstance(event, Evaluated):
-            self._stepped_at += now - max(self._applied_at, self._stepped_at)
+            began, self._evaluating_at = self._evaluating_at, None
+            self._stepped_at += 0.0 if began is None else now - max(began, self._stepped_at)
             self.metric, self._measured = event.value, event.round
             while self._ordered:  # one that a loop passed over was of an anchor that another has replaced
                 self.measured_term, round = self._ordered.popleft()
@@ -186,7 +187,7 @@ class TrainingClient:
         elif isinstance(event, Progress | Contribution | Trained):
             if not self.resting:
                 self._step_s = now - self._stepped_at
-            self._stepped_at = now
+            self._stepped_at, self._evaluating_at = now, None
             self.loss = event.loss
             self.steps_made = None
             if isinstance(event, Progress) and self._steps_ordered:  # else it is beyond its contribution
@@ -200,7 +201,7 @@ class TrainingClient:
             self._is_odd &= isinstance(event, Progress)
         elif isinstance(event, Restarted | TrainerFailed):  # nothing is under way any more
             self._is_odd = False
-            self._to_apply = None
+            self._to_apply = self._evaluating_at = None
             self._evaluated.set()
             self.resting, self.steps_made, self._steps_ordered, self._step_s = True, None, 0, 0.0
 
@@ -267,9 +268,9 @@ class TrainingClient:
         self._inner_steps = manifest.sync.round_steps
         await self._trainer.send(Retune(inner=InnerSettings.of(manifest), sync=SyncSettings.of(manifest)))
 
-    def certified(self, value: Value, contributors: int) -> None:
-        """Note how many contributed to the round just certified: the next order to train says it."""
-        self._counted = {value.hash: contributors}
+    def certified(self, value: Value, contributors: int, missing: Sequence[PeerId]) -> None:
+        """Note how many contributed to the round just certified, and which members did not: the next order says it."""
+        self._counted, self.missing = {value.hash: contributors}, tuple(missing)
 
     @property
     def balances(self) -> bool:
@@ -293,6 +294,7 @@ class TrainingClient:
             certified_tokens=tokens,
             contribute=contribute,
             contributors=self._counted.get(previous.hash, 0),
+            missing=self.missing if previous.hash in self._counted and len(self.missing) <= MISSING_NAMED else (),
         )
         self._ordered_to_train(order)
         await self._trainer.send(order)

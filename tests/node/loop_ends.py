@@ -24,10 +24,12 @@ from shoal.node.loops.loop_messages import TRAINER_SOCKET_NAME
 from shoal.node.own_loop import Swarm, join
 from shoal.node.training.trainer import TrainerSpec
 from shoal.node.training.trainer_messages import (
+    Applied,
     Apply,
     Assignment,
     Command,
     Contribution,
+    Evaluating,
     Initial,
     Layout,
     Progress,
@@ -35,6 +37,7 @@ from shoal.node.training.trainer_messages import (
     Train,
     WriteInitial,
 )
+from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, load_manifest
 from tests.node.told_trainer import ToldLoop
 
@@ -61,7 +64,7 @@ class DaemonEnd:
         async for event in self.trainer.events:
             if isinstance(event, kind):
                 return event
-            assert isinstance(event, Progress) or type(event).__name__ == "Applied", event
+            assert isinstance(event, Applied | Evaluating | Progress), event
         raise AssertionError("the events ended")
 
     async def initial(self) -> np.ndarray:
@@ -77,7 +80,9 @@ class DaemonEnd:
     async def apply(self, anchor: np.ndarray, round: int, *, taken: int = 0, fresh: bool = False) -> None:
         await self.trainer.apply(Apply(round=round, taken=taken, fresh=fresh), anchor.copy())
 
-    async def train(self, round: int, steps: int, *, contribute: bool = True, contributors: int = 0) -> None:
+    async def train(
+        self, round: int, steps: int, *, contribute: bool = True, contributors: int = 0, missing: tuple[str, ...] = ()
+    ) -> None:
         self.orders += 1
         await self.send(
             Train(
@@ -87,6 +92,7 @@ class DaemonEnd:
                 assignment=SHARE,
                 contribute=contribute,
                 contributors=contributors,
+                missing=tuple(map(PeerId, missing)),
             )
         )
 

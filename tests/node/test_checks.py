@@ -50,7 +50,12 @@ def test_whom_a_round_waits_for_is_named_and_who_makes_no_step_is_told_so() -> N
     )
     assert status.doing == "plan, waits for the work of elm, …C"
     training = {check.name: check for check in status.checks}["Training"]
-    assert (training.state, training.remedy) == ("warn", "see what holds up whom it waits for")
+    assert (training.state, training.remedy) == ("warn", "see what holds up elm, …C")
+    for changes, remedy in (
+        ({"without": ["A", "C"]}, "see what holds up …C"),
+        ({"without": ["A"]}, "more inner steps a round, or a faster link"),
+    ):
+        assert checks_of(blocked_fraction=0.5, **changes)["Training"].remedy == remedy
     alone = checked(msgspec.structs.replace(STATUS, phase="no quorum", missing=["B"], names={"B": "elm"}))
     assert alone.doing == "no quorum, without elm"
     stuck = checks_of(stuck=True)["Training"]

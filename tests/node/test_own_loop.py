@@ -345,7 +345,11 @@ def test_loop_says_that_it_joined_and_each_round_once(
 ) -> None:
     monkeypatch.setattr(StandIn, "leaves", not ran_before)
     model, optimizer = made()
-    said = {"dashboard": "http://127.0.0.1:8420/", "dashboard_link": "http://…/#token=secret", "names": {PEER: "box"}}
+    said = {
+        "dashboard": "http://127.0.0.1:8420/",
+        "dashboard_link": "http://…/#token=secret",
+        "names": {PEER: "box", "12D3KooWB": "elm"},
+    }
     monkeypatch.setattr(StandIn, "status", lambda self: said)
     caplog.set_level(logging.INFO, logger="shoal.loop")
 
@@ -364,7 +368,7 @@ def test_loop_says_that_it_joined_and_each_round_once(
         await end.apply(anchor, 2)
         await end.send(Evaluate(round=2))
         await end.expect(Evaluated)
-        await end.train(3, steps=1, contributors=2)
+        await end.train(3, steps=1, contributors=2, missing=("12D3KooWB", "12D3KooWnobodyKnows"))
         await end.contribution()
         await end.send(Stop())
 
@@ -384,7 +388,7 @@ def test_loop_says_that_it_joined_and_each_round_once(
         f"this node{found} takes part as box ({short(PEER)}); its page is http://127.0.0.1:8420/",
         "round 0: 1 member",
         "round 1: 1 of 1 contributed, training loss 1.5, held-out loss 0.1235 (round 0)",
-        "round 2: 2 contributed, 1 member goes on, training loss 1.5, held-out loss 0.1235",
+        "round 2: 2 contributed, 1 member goes on, without elm and …yKnows, training loss 1.5, held-out loss 0.1235",
     ]
     assert "secret" not in caplog.text
 

@@ -11,7 +11,7 @@ import trio
 
 from shoal.node.loops.external_trainer import ExternalTrainer
 from shoal.node.training.trainer import Trainer, TrainerEvent, TrainerSpec
-from shoal.node.training.trainer_messages import Progress
+from shoal.node.training.trainer_messages import Evaluating, Progress
 
 Event = TypeVar("Event")
 
@@ -43,9 +43,9 @@ async def running(spec: TrainerSpec) -> AsyncIterator[ToldTrainer]:
 
 
 async def expect(trainer: ToldTrainer, kind: type[Event]) -> Event:
-    """Return the next event, `Progress` apart, which must be of `kind`."""
+    """Return the next event, those that say how far it is apart, which must be of `kind`."""
     async for event in trainer.events:
-        if not isinstance(event, Progress):
+        if not isinstance(event, Progress | Evaluating):
             assert isinstance(event, kind), event
             return event
     raise AssertionError("the events ended")

@@ -5,15 +5,29 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import trio
 
-from shoal.node.outcome import HELD_OUT_LOSS, TRAINING_LOSS, StepsMade
+from shoal.collectives.state import CertifiedState
+from shoal.node.outcome import HELD_OUT_LOSS, StepsMade
 from shoal.node.training.fair_share import SteadySpeed, fair_steps
+from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer import Restarted
-from shoal.node.training.trainer_messages import Applied, Command, Contribution, Evaluated, Progress, Train, Trained
+from shoal.node.training.trainer_messages import (
+    Applied,
+    Apply,
+    Command,
+    Contribution,
+    Evaluated,
+    Evaluating,
+    Progress,
+    Train,
+    Trained,
+)
 from shoal.node.training.training_client import EVALUATING_S, STUCK_S, STUCK_TIMES, TrainingClient
 from shoal.protocol.certificate import genesis
 from shoal.protocol.identity import Identity, PeerId
@@ -113,13 +127,16 @@ def test_speed_is_the_median_of_the_last_three_and_small_changes_are_no_news() -
 class Orders:
     """The trainer's side of a training client: what it was ordered."""
 
-    def __init__(self, metric: str = HELD_OUT_LOSS) -> None:
+    def __init__(self) -> None:
         self.trains: list[Train] = []
-        self.started = SimpleNamespace(metric=metric)
+        self.started = SimpleNamespace(metric=HELD_OUT_LOSS)
 
     async def send(self, command: Command) -> None:
         if isinstance(command, Train):
             self.trains.append(command)
+
+    async def apply(self, order: Apply, anchor: Vector) -> None:
+        pass
 
 
 def steps_ordered(
@@ -150,16 +167,19 @@ def test_who_is_to_contribute_at_once_makes_one_more_step() -> None:
     assert steps_ordered(dict.fromkeys(PEERS[1:], 100.0), 100.0, at_once=True) == 1
 
 
-def test_an_order_says_how_many_contributed_to_the_state_below_it_where_that_was_certified_here() -> None:
+def test_an_order_says_who_contributed_to_the_state_below_it_where_that_was_certified_here() -> None:
     trainer = Orders()
     client = TrainingClient(trainer, seed=0, inner_steps=H)  # type: ignore[arg-type]
     head = genesis(SwarmId(bytes(32)), PEERS)
     other = genesis(SwarmId(bytes(range(32))), PEERS)
-    client.certified(other, 4)
-    client.certified(head, 3)
+    client.certified(other, 4, ())
+    client.certified(head, 3, PEERS[2:4])
     for value in (head, other):
         trio.run(lambda value=value: client.train(value, PEERS[0], 0))
-    assert [order.contributors for order in trainer.trains] == [3, 0]
+    client.certified(head, 0, PEERS)
+    trio.run(lambda: client.train(head, PEERS[0], 0))
+    told = [(order.contributors, order.missing) for order in trainer.trains]
+    assert told == [(3, tuple(PEERS[2:4])), (0, ()), (0, ())], "of more than a few nobody is named"
 
 
 def test_how_far_a_stretch_is_is_known_until_its_contribution_is_made() -> None:
@@ -222,14 +242,17 @@ def test_desk_knows_whether_its_trainer_has_done_what_it_was_told() -> None:
     assert len(trainer.trains) == len(endings)
 
 
-def test_loop_that_evaluates_nothing_and_makes_no_step_is_stuck() -> None:
+def test_loop_that_hangs_is_stuck_though_it_is_given_new_states_to_evaluate() -> None:
     now = [1000.0]
-    client = TrainingClient(Orders(TRAINING_LOSS), seed=0, inner_steps=H, clock=lambda: now[0])  # type: ignore[arg-type]
-    trio.run(lambda: client.train(genesis(SwarmId(bytes(32)), PEERS), PEERS[0], 0))
-    client._evaluated = trio.Event()  # ordered all the same
-    client.heard(Applied(round=1))
-    now[0] += STUCK_S + 1
-    assert client.stuck
+    client = TrainingClient(Orders(), seed=0, inner_steps=H, clock=lambda: now[0])  # type: ignore[arg-type]
+    head = genesis(SwarmId(bytes(32)), PEERS)
+    state = CertifiedState.initial(np.zeros(8, np.float32), bytes(32))
+    for round in range(1, 8):  # the others go on
+        assert client.stuck == (now[0] > 1000.0 + STUCK_S)
+        trio.run(lambda round=round: client.stand_on(replace(state, round=round), state.anchor, taken=0))
+        client.heard(Applied(round=round))  # a thread of the loop takes them
+        trio.run(lambda: client.train(head, PEERS[0], 0))
+        now[0] += STUCK_S / 4
 
 
 def test_trainer_that_makes_no_step_for_long_is_stuck_and_one_that_is_slow_rests_or_evaluates_is_not() -> None:
@@ -273,14 +296,12 @@ def test_trainer_that_makes_no_step_for_long_is_stuck_and_one_that_is_slow_rests
     client.heard(Restarted(cause="SIGKILL", round=0))
     assert not client.stuck
     trio.run(lambda: client.train(head, PEERS[0], 0))
-    client._evaluated = trio.Event()  # ordered; `stand_on` takes a state
-    client.heard(Applied(round=1))
+    client.heard(Evaluating(round=1))
     assert not stuck_after(2 * STUCK_S), "it evaluates"
     client.heard(Evaluated(round=1, value=1.0))
     assert not stuck_after(STUCK_S)
     assert stuck_after(1)
-    client._evaluated = trio.Event()
-    client.heard(Applied(round=2))
+    client.heard(Evaluating(round=2))
     now[0] += 1
     steps()
     assert stuck_after(EVALUATING_S - STUCK_S), "it trains, and evaluates no more"
