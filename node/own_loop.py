@@ -50,7 +50,7 @@ import torch
 from shoal.node.loops.loop_client import Anchor, AnchorHere, LoopClient, Order
 from shoal.node.loops.loop_daemon import LOG_NAME, LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
-from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating, mean_of
+from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating, mean_of, number_of
 from shoal.node.loops.rank_group import (
     Alone,
     Leader,
@@ -710,7 +710,7 @@ class Swarm:
             try:
                 self._ranks.tell(Measure())
                 with evaluating(self._model):
-                    value = float(self._evaluate(self._model))
+                    value = number_of(self._evaluate(self._model))
                 self.held_out = value = self._ranks.mean(value)
                 self._held_out_round = self.round
                 if not math.isfinite(value):

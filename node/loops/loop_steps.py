@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 
@@ -77,6 +77,13 @@ def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
+
+
+def number_of(found: object) -> float:
+    """The held-out loss that a user's evaluation returned. Raises ConfigError for what is no number."""
+    if isinstance(found, SupportsFloat):
+        return float(found)
+    raise ConfigError(f"evaluate= returned {type(found).__name__}, not a number; have it return the held-out loss")
 
 
 def mean_of(total: float, count: int) -> float:

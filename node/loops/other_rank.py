@@ -9,7 +9,7 @@ from typing import Self
 
 import torch
 
-from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating
+from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating, number_of
 from shoal.node.loops.rank_group import (
     Build,
     Call,
@@ -141,7 +141,7 @@ class OtherRank:
         if self._evaluate is None:
             raise ConfigError("rank 0 gave join a function to evaluate, and this rank none; give it in every rank")
         with evaluating(self._model):
-            return float(self._evaluate(self._model))
+            return number_of(self._evaluate(self._model))
 
     def _write(self, order: Write, group: RankGroup) -> None:
         spans = overlap(order.spans, self._parts.held)

@@ -302,6 +302,27 @@ def test_frozen_parameters_neither_travel_nor_move(tmp_path: Path, monkeypatch: 
     assert torch.equal(model[0].weight, frozen)
 
 
+def test_evaluation_that_returns_no_number_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.send(Evaluate(round=0))
+        await end.train(1, steps=1)
+
+    def forgets(model: torch.nn.Module) -> float:
+        return None  # type: ignore[return-value]
+
+    with (
+        Ends(tmp_path, daemon),
+        pytest.raises(ConfigError, match="evaluate= returned NoneType, not a number; have it return the held-out loss"),
+        joining(tmp_path, monkeypatch, model, optimizer, evaluate=forgets),
+    ):
+        pass
+
+
 def test_evaluation_sees_the_anchor_and_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
     model.insert(1, torch.nn.Dropout(0.5))
