@@ -88,7 +88,9 @@ class NodeRecord(Message, frozen=True, kw_only=True):
         return (self.term, self.round)
 
     def says_the_same(self, other: NodeRecord) -> bool:
-        """True if `other` differs in nothing but what changes all the time: rates and progress."""
+        """True if `other` differs in nothing but what changes all the time: rates, unless one is none, and progress."""
+        if bool(self.tokens_per_s) != bool(other.tokens_per_s):
+            return False
         return self == msgspec.structs.replace(
             other,
             tokens_per_s=self.tokens_per_s,

@@ -94,13 +94,14 @@ def test_record_is_renewed_so_that_gossip_passes_one_a_second_and_long_before_it
 
 
 def test_record_says_the_same_whatever_its_rates_and_progress() -> None:
-    record = NodeRecord(peer=ALICE.peer_id, boot=1, phase="training", round=3)
+    record = NodeRecord(peer=ALICE.peer_id, boot=1, phase="training", round=3, tokens_per_s=8.0)
     later = msgspec.structs.replace(record, round=4, term=(1, 0), tokens_per_s=9.0, upload_bytes_per_s=1.0)
     assert later.says_the_same(record)
     for change in (
         {"phase": "paused"},
         {"incarnation": 1},
         {"boot": 2},
+        {"tokens_per_s": 0.0},
         {"control_addresses": ("/ip4/1.2.3.4/tcp/1",)},
     ):
         assert not msgspec.structs.replace(later, **change).says_the_same(record)  # type: ignore[arg-type]
