@@ -622,7 +622,7 @@ async def test_record_is_told_over_links_when_it_says_something_new_and_else_rep
 ) -> None:
     monkeypatch.setattr(members_module, "RECORD_PERIOD_S", 0.05)
 
-    one, other = Node(1), Node(2)
+    one, other = Node(1, tokens_per_s=6.0), Node(2)
     looks, told, published = [0], list[Message](), list[bytes]()
     record, broadcast, publish = one.members._record, one.members.links.broadcast, one.host.publish
 
