@@ -137,6 +137,7 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
             f"nobody gave to more than {outcome.most_served}; "
             f"control {outcome.control_bytes_per_follower_per_s:,.0f} bytes/s each"
         )
-    yield f"control    {outcome.control_bytes_per_peer_per_s:,.0f} bytes/s per peer"
+    whom = "member" if outcome.most_served else "peer"
+    yield f"control    {outcome.control_bytes_per_peer_per_s:,.0f} bytes/s per {whom}"
     yield f"trace      {outcome.events:,} events, {outcome.trace_digest}"
     yield f"violations {f'{outcome.violation}: {outcome.detail}' if outcome.violation else 'none'}"

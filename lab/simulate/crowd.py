@@ -292,7 +292,10 @@ class Crowd(Simulation):
     def _outcome(self, wall_s: float, violation: str, detail: str) -> Outcome:
         flat = super()._outcome(wall_s, violation, detail)
         now, members = max(self.timeline.now, 1e-9), len(self.peers)
-        control = sum(place.control_bytes for place in self.network.places[members:])
+        inside, control = (
+            sum(place.control_bytes for place in places)
+            for places in (self.network.places[:members], self.network.places[members:])
+        )
         lags = sorted(self.lags_s)
         return dataclasses.replace(
             flat,
@@ -302,6 +305,7 @@ class Crowd(Simulation):
             followed_s_p50=round(lags[len(lags) // 2], 3) if lags else 0.0,
             followed_s_p99=round(lags[min(len(lags) - 1, int(0.99 * len(lags)))], 3) if lags else 0.0,
             most_served=self.most_served,
+            control_bytes_per_peer_per_s=round(inside / members / now, 1),
             control_bytes_per_follower_per_s=round(control / max(1, self.everyone - members) / now, 1),
         )
 

@@ -45,7 +45,8 @@ class Outcome:
     """Outcome of a run. `violation` is empty if nothing was violated; see `judge` for the names.
 
     met: how often it came to what a scenario can only make likely, by name. Of followers (`crowd`): how many there are
-    at the end, how many died, seconds from a certificate to its state at them, and to how many one peer gave at most.
+    at the end, how many died, seconds from a certificate to its state at them, and to how many one peer gave at most;
+    the control of a peer is that of a member then.
     Where who has no seat waits outside: how many have no vote, for how many rounds somebody stood in the line, was not
     counted at all, and for how many nobody may stand there; how often work had become too old when it was its turn; and
     the most links of one while it followed.

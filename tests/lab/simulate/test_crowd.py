@@ -24,6 +24,7 @@ def scenario(rounds: int = 3, **options: Any) -> Scenario:
 def assert_followed(outcome: Outcome, rounds: int) -> None:
     assert (outcome.violation, outcome.detail) == ("", "")
     assert outcome.rounds_certified == rounds
+    assert 0 < outcome.control_bytes_per_peer_per_s < 20_000, "of a member, without what its followers send"
     assert 0 < outcome.most_served <= FOLLOWERS_LIMIT
 
 
