@@ -27,6 +27,7 @@ from shoal.node.training.trainer_messages import (
     Attached,
     Command,
     Contribution,
+    Evaluate,
     Evaluated,
     Evaluating,
     Hurry,
@@ -46,6 +47,7 @@ from shoal.node.training.trainer_messages import (
     Start,
     Started,
     SyncSettings,
+    Train,
     Trained,
     WriteInitial,
     unpack_report,
@@ -206,9 +208,8 @@ class Trainer:
         self._announced = False
         self._stands_on: _Lent | None = None  # what this child has applied: nobody else may have its memory
         self._unanswered: deque[_Lent] = deque()  # what it was given after that
-        self._waiting: deque[Command | _Lent] = (
-            deque()
-        )  # an anchor until the one before it is applied, and what follows
+        self._waiting: deque[Command | _Lent] = deque()
+        """An anchor until the one before it is applied, and what was ordered after it."""
         self._catches_up = False  # what waited is being sent
 
     def listen(self, listener: Callable[[TrainerEvent], None]) -> None:
@@ -298,16 +299,19 @@ class Trainer:
             await self._lend(self._child, lent)
 
     def _wait_with(self, lent: _Lent) -> None:
-        """Keep an anchor until the one before it is applied; of several that wait one becomes, and settings stay."""
+        """Keep an anchor until the one before it is applied; of several that wait one becomes.
+
+        What was to be trained, evaluated and copied on those before goes with them.
+        """
         order, kept = lent.order, deque[Command | _Lent]()
         for one in self._waiting:
             if isinstance(one, _Lent):
                 taken, fresh = max(order.taken, one.order.taken), order.fresh or one.order.fresh
                 order = Apply(round=order.round, taken=taken, fresh=fresh)
-            elif isinstance(one, Retune):
-                kept.append(one)
             elif isinstance(one, Snapshot):
                 self._tell(_unwritten(one, "another anchor came before it"))
+            elif not isinstance(one, Train | Evaluate):
+                kept.append(one)
         self._waiting = deque((*kept, _Lent(order, lent.anchor)))
 
     async def _send_waiting(self, child: Connection[Report]) -> None:
