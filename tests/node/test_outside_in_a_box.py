@@ -79,7 +79,9 @@ def test_who_restarts_while_it_follows_loses_nothing_that_was_on_its_disk(tmp_pa
     async def course(box: Box) -> None:
         box.start_all()
         await box.until_round(3)
-        await box.until(lambda: box.node(4).engine.phase == "following" and box.node(4).training_client.resting)
+        life = box.node(4)
+        await box.until(lambda: life.engine.phase == "following" and life.training_client.resting)
+        await box.until(lambda: not life.resumption.writing)
         learnt.append(box.next_place())
         box.node(4).cut()
         await box.until_round(box.node(0).round + 1, 0, 1)
