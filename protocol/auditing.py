@@ -2,6 +2,7 @@
 
     beacon = H("audit-beacon", hash of the certified value, root over (result, bitmap) of every chunk)
     ticket = the auditor's signature of the beacon
+    count  = ⌊wanted⌋, and one more if a number of 8 bytes from BLAKE3(ticket ‖ "count") ÷ 2^64 is below the rest
     chunks = distinct numbers from BLAKE3(ticket), extended output, 8 bytes each modulo the number of chunks
     work   = two numbers of 8 bytes from BLAKE3(ticket ‖ "work"): weighed if the first ÷ 2^64 is below the share, the
              contribution in plan order whose number is the second modulo how many there are
@@ -35,9 +36,21 @@ def ticket(auditor: Identity, beacon: bytes) -> bytes:
     return auditor.sign(TICKET_DOMAIN, beacon)
 
 
-def drawn(ticket: bytes, chunks: int, count: int) -> list[int]:
-    """The `count` chunks of `chunks` that a ticket draws, in the order in which it does; all, if there are no more."""
-    count, found, at = min(count, chunks), dict[int, None](), 0
+def affordable(chunks: int, contributors: int, *, limit: int, share: float) -> float:
+    """Number of a round's chunks that a node audits on average: at most `limit`, and `share` of the round's bytes.
+
+    To audit a chunk is to fetch what all others of n contributors made of it, n - 1 payloads. For a round of c chunks a
+    node sends, and gets, 2 · c · (n - 1) / n. So 2 · share · c / n chunks take `share` of that, of whatever n and c.
+    """
+    return min(float(limit), 2 * share * chunks / max(1, contributors))
+
+
+def drawn(ticket: bytes, chunks: int, wanted: float) -> list[int]:
+    """The chunks that a ticket draws of `chunks`, `wanted` on average, in the order in which it does; or all."""
+    whole = int(wanted)
+    more = int.from_bytes(blake3(ticket + b"count").digest(length=_NUMBER_BYTES), "little")
+    count = min(chunks, whole + (more < (wanted - whole) * 2 ** (8 * _NUMBER_BYTES)))
+    found, at = dict[int, None](), 0
     stream = blake3(ticket)
     while len(found) < count:
         found[int.from_bytes(stream.digest(length=_NUMBER_BYTES, seek=at), "little") % chunks] = None

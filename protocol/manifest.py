@@ -43,11 +43,19 @@ class AuditSection(Message, frozen=True, kw_only=True):
 
     chunks: Annotated[
         int,
-        Meta(ge=0, le=1024, description="Chunks of every round that each node recomputes, drawn anew; 0 for none."),
+        Meta(
+            ge=0,
+            le=1024,
+            description="Chunks of every round that each node recomputes at most, drawn anew; 0 for none.",
+        ),
     ] = 2
     share: Annotated[
         float,
-        Meta(gt=0, le=1, description="Of a node's time, at most so much is spent on that, and on fetching for it."),
+        Meta(
+            gt=0,
+            le=1,
+            description="Of a node's time, and of a round's bytes, at most so much is spent on that on average.",
+        ),
     ] = 0.05
     ban_rounds: Annotated[
         int,

@@ -40,7 +40,7 @@ from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.contributions import Made
 from shoal.protocol.audit_messages import AUDIT_PROTOCOL, Charge
-from shoal.protocol.auditing import beacon, drawn, ticket
+from shoal.protocol.auditing import affordable, beacon, drawn, ticket
 from shoal.protocol.bans import named
 from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import Commitment, seal_of
@@ -373,7 +373,9 @@ class Auditing(RoundObserver):
         if weighing is not None:
             self._do(partial(self._work_audit.weigh, weighing), self._weighings)
         done = 0
-        for chunk in drawn(mark, len(stated), self._settings.chunks):
+        limit, share = self._settings.chunks, self._settings.share
+        wanted = affordable(len(stated), len(plan.contributors()), limit=limit, share=share)
+        for chunk in drawn(mark, len(stated), wanted):
             took_s = await self._audit_chunk(plan, finals.chunks[chunk])
             done += took_s is not None
             await trio.sleep((took_s or 0.0) * (1 / self._settings.share - 1))

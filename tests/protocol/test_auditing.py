@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.protocol.auditing import TICKET_DOMAIN, beacon, drawn, ticket
+from shoal.protocol.auditing import TICKET_DOMAIN, affordable, beacon, drawn, ticket
 from shoal.protocol.identity import Identity, verify
 from shoal.protocol.messages import domain_hash
 from shoal.protocol.suspicion import HALF_LIFE_S, Suspicion
@@ -41,6 +41,32 @@ def test_draws_are_distinct_in_range_and_even() -> None:
     assert sum(counts) == 900
     assert all(50 < count < 135 for count in counts), counts
     assert sorted(drawn(bytes(64), 5, 99)) == [0, 1, 2, 3, 4]
+
+
+def test_audits_add_their_share_to_the_bytes_of_a_round_however_many_nodes_and_chunks() -> None:
+    for chunks, nodes in ((4, 4), (1, 4), (14, 8), (40, 2), (100, 64)):
+        per_node = affordable(chunks, nodes, limit=1000, share=0.05)
+        fetched, reduced = nodes * per_node * (nodes - 1), nodes * 2 * (nodes - 1) / nodes * chunks
+        assert abs(fetched / reduced - 0.05) < 1e-9
+    assert affordable(160, 8, limit=2, share=0.05) == 2.0
+    assert affordable(100_000, 8, limit=2, share=0.05) == 2.0
+    assert affordable(9, 3, limit=0, share=1.0) == 0.0
+    assert affordable(9, 2, limit=9, share=1.0) == 9.0
+    assert affordable(9, 0, limit=2, share=0.05) == 0.9, "a round that nobody contributed to"
+
+
+def test_a_fraction_of_a_chunk_is_drawn_as_often_as_it_says() -> None:
+    tickets = [ticket(AUDITORS[0], domain_hash("beacon", number.to_bytes(4, "little"))) for number in range(2000)]
+    counts = [len(drawn(one, 4, 0.1)) for one in tickets]
+    assert set(counts) == {0, 1}
+    assert 150 < sum(counts) < 250  # 200 ± 3.7 standard deviations
+    counts = [len(drawn(one, 4, 1.5)) for one in tickets]
+    assert set(counts) == {1, 2}
+    assert 2917 < sum(counts) < 3083
+    assert {len(drawn(one, 4, 2.0)) for one in tickets} == {2}
+    assert {len(drawn(one, 1, 1.9)) for one in tickets} == {1}
+    first = [found[0] for one in tickets if (found := drawn(one, 4, 0.1))]
+    assert {first.count(chunk) > 20 for chunk in range(4)} == {True}
 
 
 def test_suspicion_fades_and_orders_whom_to_ask() -> None:
