@@ -41,7 +41,7 @@ from shoal.protocol.followers import FOLLOWS
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Consent
 from shoal.protocol.names import capability_of
-from shoal.protocol.records import NodeRecord, Phase
+from shoal.protocol.records import NodeRecord, Phase, step_capability
 from shoal.swarm.members import IDLE_PHASES
 
 REACHES: dict[Reach, str] = {"self": "self", "direct": "direct", "detour": "through others", "suspect": "silent"}
@@ -54,16 +54,18 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
     """The record that is gossiped."""
     term, round = rounds.position
     upload, download = parts.lanes.caps
+    client = parts.training_client
     return NodeRecord(
         peer=parts.identity.peer_id,
         control_addresses=reaching.control_addresses,
         lane_addresses=reaching.lane_addresses,
         capabilities=(
             *(*reaching.capabilities, *_standing_of(parts), capability_of(parts.config.node_name)),
-            *other_data.capability_of(parts.swarm_id, parts.training_client.held_out_data),
+            *other_data.capability_of(parts.swarm_id, client.held_out_data),
+            *step_capability(client.step_tokens),
         ),
         software=SOFTWARE,
-        tokens_per_s=0.0 if parts.training_client.stuck else parts.training_client.steady_tokens_per_s,
+        tokens_per_s=0.0 if client.stuck else client.steady_tokens_per_s,
         upload_bytes_per_s=float(upload or 0),
         download_bytes_per_s=float(download or 0),
         phase=phase,

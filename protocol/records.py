@@ -9,6 +9,7 @@ Numbers in a record are claims. They help to plan well; no plan is wrong because
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -45,6 +46,9 @@ RENEWAL_S = 120.0
 """Between two publications of a record that says nothing new, where there are up to so many as seconds; beyond, so
 that gossip passes on no more than one record a second, up to a third of RECORD_TTL_S."""
 RATE_LIMIT = 1e15
+STEP_TOKENS_LIMIT = 10**12
+_STEP_TOKENS = re.compile(r"step\.([1-9][0-9]{0,11})")
+"""The capability by which a record says how many tokens a step has."""
 
 Phase = Literal["starting", "joining", "training", "paused", "leaving"]
 Address = Annotated[str, Meta(min_length=1, max_length=ADDRESS_LIMIT_CHARS, pattern=r"^[!-~]*\Z")]
@@ -83,6 +87,12 @@ class NodeRecord(Message, frozen=True, kw_only=True):
         return None if self.invite is msgspec.UNSET else self.invite
 
     @property
+    def steps_per_s(self) -> float:
+        """Speed of its trainer in steps; 0 where it does not say how many tokens one has."""
+        said = next(filter(None, map(_STEP_TOKENS.fullmatch, self.capabilities)), None)
+        return 0.0 if said is None else self.tokens_per_s / int(said[1])
+
+    @property
     def certified(self) -> tuple[tuple[int, int], int]:
         """Progress along its chain: (term, round), to be compared as it stands."""
         return (self.term, self.round)
@@ -99,6 +109,11 @@ class NodeRecord(Message, frozen=True, kw_only=True):
             term=self.term,
             round=self.round,
         )
+
+
+def step_capability(tokens: float) -> tuple[str, ...]:
+    """The capability by which a record says how many tokens a step has, on average; none where that is not known."""
+    return (f"step.{min(max(round(tokens), 1), STEP_TOKENS_LIMIT - 1)}",) if tokens > 0 else ()
 
 
 def seal_record(sealer: Sealer, record: NodeRecord) -> bytes:

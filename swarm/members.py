@@ -331,9 +331,9 @@ class Members:
         return self.book.get(peer)
 
     def speeds(self, peers: Sequence[PeerId]) -> list[float]:
-        """Tokens/s of those of the peers, but for this node, that are alive and train, by their records; 0: unknown."""
+        """Steps/s of those of the peers, but for this node, that are alive and train, by their records; 0: unknown."""
         records = [self.book.get(peer) for peer in sorted(self.present().intersection(peers))]
-        return [0.0 if r is None else r.tokens_per_s for r in records if r is None or r.phase not in IDLE_PHASES]
+        return [0.0 if r is None else r.steps_per_s for r in records if r is None or r.phase not in IDLE_PHASES]
 
     def announce(self) -> None:
         """This node's record changed: publish it now rather than at the next period."""

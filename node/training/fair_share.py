@@ -1,8 +1,9 @@
 """Number of inner steps that a node makes in a round, so that contributions of fast and slow nodes arrive together.
 
-    steps of node i = H · sᵢ / mean(s)        s: tokens/s of the live members, as each measured itself
+    steps of node i = H · sᵢ / mean(s)        s: steps/s of the live members, as each measured itself
 
-Then all train for the same time, and together on as many tokens as with H steps each. A speed that is not known counts
+Then all train for the same time, H steps each on average. It is steps that are compared and not tokens: who has larger
+batches, on a larger device, takes as long for one, and its steps weigh more. A speed that is not known counts
 as the median one. The speeds are claims: one beyond `CLAIM_LIMIT` times the median, or below that part of it, counts as
 just that much, so that no claim makes the rounds of the others much shorter or longer. Every node plans for itself
 alone, and nothing has to agree: a contribution weighs what tokens it brings, however many.
@@ -29,7 +30,7 @@ NEWS_SHARE = 0.05
 def fair_steps(steps: int, mine: float, others: Sequence[float]) -> int:
     """This node's steps of a round in which the live members make `steps` each on average: 1 at least.
 
-    mine, others: tokens/s, of the other live members each; 0 is not known.
+    mine, others: steps/s, of the other live members each; 0 is not known.
     """
     known = sorted(speed for speed in (mine, *others) if _is_known(speed))
     if not known:
@@ -51,22 +52,22 @@ def _counted(speed: float, median: float) -> float:
 
 
 class SteadySpeed:
-    """A node's speed in tokens/s: the median of its last stretches, so that one odd stretch changes nothing."""
+    """A node's speed, in steps/s or tokens/s: the median of its last stretches: one odd stretch changes nothing."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=SPEEDS_KEPT)
         self._told = 0.0
 
     @property
-    def tokens_per_s(self) -> float:
+    def per_s(self) -> float:
         """The speed; 0 as long as nothing was measured."""
         return statistics.median(self._recent) if self._recent else 0.0
 
-    def measured(self, tokens_per_s: float) -> bool:
+    def measured(self, per_s: float) -> bool:
         """Note the speed of one more stretch; returns whether others should hear of the change at once."""
-        if _is_known(tokens_per_s):
-            self._recent.append(tokens_per_s)
-        if abs(self.tokens_per_s - self._told) <= NEWS_SHARE * self._told:
+        if _is_known(per_s):
+            self._recent.append(per_s)
+        if abs(self.per_s - self._told) <= NEWS_SHARE * self._told:
             return False
-        self._told = self.tokens_per_s
+        self._told = self.per_s
         return True

@@ -17,7 +17,7 @@ from shoal.collectives.state import NESTEROV_KINDS, CertifiedState, HeldState, S
 from shoal.node.outcome import HeldOut, StepsMade, is_held_out
 from shoal.node.pipe import Pause, Resume
 from shoal.node.text import MISSING_NAMED
-from shoal.node.training.fair_share import SteadySpeed, fair_steps
+from shoal.node.training.fair_share import NEWS_SHARE, SteadySpeed, fair_steps
 from shoal.node.training.trainer import Restarted, Trainer, TrainerEvent, TrainerFailed
 from shoal.node.training.trainer_messages import (
     Applied,
@@ -59,7 +59,7 @@ OUTSIDER_NUMBERS = 1 << 20
 class TrainingClient:
     """Orders for the trainer, and what is known from its answers: loss, speed, held-out metric.
 
-    speeds: tokens/s of those of the given peers that take part, without this node's own; 0 where it is not known. With
+    speeds: steps/s of those of the given peers that take part, without this node's own; 0 where it is not known. With
     it a round's steps are this node's fair share, else always `inner_steps`. kinds: the vectors of a state. imaged:
     see `CertifiedState`.
     evaluate_every: in rounds; with fragments, once each of them has had one. clock: in seconds.
@@ -85,7 +85,9 @@ class TrainingClient:
         self._imaged = imaged
         self._evaluate_every = evaluate_every
         self._clock = clock
-        self._steady = SteadySpeed()
+        self._steady, self._steady_steps = SteadySpeed(), SteadySpeed()
+        self.step_tokens = 0.0
+        """Tokens of one step as they are told to others, on average; 0 before the first contribution."""
         self.speed_is_news = False
         """True if the newest contribution changed this node's speed so that the others should hear of it at once."""
         self._is_odd = False  # the stretch under way, in which this node did not run for a while
@@ -157,7 +159,12 @@ class TrainingClient:
     @property
     def steady_tokens_per_s(self) -> float:
         """The speed of the last contributions; before the first, of what the trainer reported last, or 0."""
-        return self._steady.tokens_per_s or self.tokens_per_s
+        return self._steady.per_s or self.tokens_per_s
+
+    @property
+    def steady_steps_per_s(self) -> float:
+        """The same in steps, which the shares of nodes follow; 0 before the first contribution."""
+        return self._steady_steps.per_s
 
     @property
     def layout_hash(self) -> bytes:
@@ -208,7 +215,12 @@ class TrainingClient:
     def _measured_speed(self, event: Progress | Contribution | Trained) -> None:
         self.tokens_per_s = event.tokens_per_s
         if isinstance(event, Contribution):
+            steps_per_s = event.steps / event.seconds if event.seconds > 0 else 0.0
             self.speed_is_news = self._steady.measured(event.tokens_per_s)
+            self.speed_is_news |= self._steady_steps.measured(steps_per_s)
+            tokens = event.tokens_per_s / steps_per_s if steps_per_s else 0.0
+            if abs(tokens - self.step_tokens) > NEWS_SHARE * self.step_tokens:
+                self.step_tokens = tokens
             self._wall_s, self._blocked_s = self._wall_s + event.wall_s, self._blocked_s + event.blocked_s
 
     def measure_anew(self) -> None:
@@ -216,7 +228,8 @@ class TrainingClient:
 
         Until a whole stretch was made since, its speed is not known.
         """
-        self._steady, self.tokens_per_s, self._is_odd = SteadySpeed(), 0.0, True
+        self._steady, self._steady_steps = SteadySpeed(), SteadySpeed()
+        self.tokens_per_s, self._is_odd = 0.0, True
 
     async def initial_state(self, vectors: VectorPool) -> CertifiedState:
         """S(0), in memory of `vectors`: the parameters drawn from the manifest's seed; every other vector is zero.
@@ -320,7 +333,7 @@ class TrainingClient:
     def _fair_steps(self, members: Sequence[PeerId]) -> int:
         if self._speeds is None:
             return self._inner_steps
-        return fair_steps(self._inner_steps, self.steady_tokens_per_s, self._speeds(members))
+        return fair_steps(self._inner_steps, self.steady_steps_per_s, self._speeds(members))
 
     def assignment(self, previous: Value, me: PeerId) -> Assignment:
         """The share of the data that is `me`'s in the round after `previous`."""

@@ -313,8 +313,18 @@ TRAINING: tuple[Bug, ...] = (
         "the speed of before a sleep is kept",
         "tests/node/training/test_fair_share.py"
         "::test_speed_of_before_a_sleep_is_forgotten_and_that_of_the_stretch_with_it_in_is_none",
-        "self._steady, self.tokens_per_s, self._is_odd = SteadySpeed(), 0.0, True",
+        """
+        self._steady, self._steady_steps = SteadySpeed(), SteadySpeed()
+        self.tokens_per_s, self._is_odd = 0.0, True
+        """,
         "self._is_odd = True",
+    ),
+    bug(
+        "tokens are compared where steps are shared out",
+        "tests/node/training/test_fair_share.py"
+        "::test_who_has_larger_batches_makes_as_many_steps_as_who_needs_as_long_for_one",
+        "self._steady_steps.measured(steps_per_s)",
+        "self._steady_steps.measured(event.tokens_per_s)",
     ),
     bug(
         "a stretch with a sleep in it says how fast a node is",

@@ -18,6 +18,7 @@ from shoal.protocol.records import (
     open_record,
     renewal_s,
     seal_record,
+    step_capability,
 )
 from shoal.protocol.wire import Sealer, SwarmId, canonical
 
@@ -105,6 +106,17 @@ def test_record_says_the_same_whatever_its_rates_and_progress() -> None:
         {"control_addresses": ("/ip4/1.2.3.4/tcp/1",)},
     ):
         assert not msgspec.structs.replace(later, **change).says_the_same(record)  # type: ignore[arg-type]
+
+
+def test_steps_a_second_are_tokens_a_second_by_what_a_step_is_said_to_have() -> None:
+    def speed(*capabilities: str) -> float:
+        return msgspec.structs.replace(record_of(), tokens_per_s=1000.0, capabilities=capabilities).steps_per_s
+
+    assert speed("relay", *step_capability(249.7), "name.shoal") == 4.0
+    assert (step_capability(0.0), step_capability(0.2)) == ((), ("step.1",))
+    assert (speed(*step_capability(1e300)), step_capability(1e300)) == (1000 / (10**12 - 1), ("step.999999999999",))
+    for unknown in ("step.0", "step.", "step.-1", "step.1e3", "step.01", "steps.4", "step.1000000000000"):
+        assert speed(unknown) == 0.0, unknown
 
 
 def test_book_forgets_what_nobody_renews() -> None:

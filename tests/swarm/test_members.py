@@ -24,7 +24,7 @@ from shoal.protocol.manifest import Manifest
 from shoal.protocol.membership import RESTING_TICK_S, TICK_S, Effect, MembershipMachine, State
 from shoal.protocol.messages import Leave, Message, Term
 from shoal.protocol.peering import Announce, Hello, Ping, Refusal, Suspicion, SwarmMessage, Welcome
-from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record
+from shoal.protocol.records import NODE_RECORD_KIND, NodeRecord, Phase, seal_record, step_capability
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId, canonical, decode
 from shoal.swarm import dialling as dialling_module
 from shoal.swarm import members as members_module
@@ -61,6 +61,7 @@ class Node:
     manifest: Manifest = MANIFEST
     phase: Phase = "training"
     tokens_per_s: float = 0.0
+    step_tokens: float = 0.0
     follows: bool = False
     outside: Callable[[PeerId], bool] | None = None
     heard: list[tuple[PeerId, Message]] = field(default_factory=list)
@@ -100,7 +101,7 @@ class Node:
             software="test",
             phase=self.phase,
             tokens_per_s=self.tokens_per_s,
-            capabilities=(FOLLOWS,) if self.follows else (),
+            capabilities=(*((FOLLOWS,) if self.follows else ()), *step_capability(self.step_tokens)),
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -598,17 +599,17 @@ async def _unable_to_meet(peer: PeerId, addresses: Sequence[str], *, deadline_s:
 
 
 async def test_speeds_are_those_of_the_peers_asked_for_that_live_and_train() -> None:
-    one, fast, new = Node(1, tokens_per_s=5.0), Node(2, tokens_per_s=100.0), Node(3)
+    one, fast, new = Node(1, tokens_per_s=5.0, step_tokens=1), Node(2, tokens_per_s=100.0, step_tokens=4), Node(3)
     async with running(one, fast, new):
         await one.join(fast)
         await one.join(new)
         await assert_linked(one, fast, new)
         asked = [one.peer, fast.peer, new.peer, identity(9).peer_id]
-        assert sorted(one.members.speeds(asked)) == [0.0, 100.0]
-        assert one.members.speeds([one.peer, fast.peer]) == [100.0]
+        assert sorted(one.members.speeds(asked)) == [0.0, 25.0]
+        assert one.members.speeds([one.peer, fast.peer]) == [25.0]
         fast.tokens_per_s = 50.0
         fast.members.announce()
-        await until(lambda: one.members.speeds([fast.peer]) == [50.0])
+        await until(lambda: one.members.speeds([fast.peer]) == [12.5])
         fast.phase = "paused"
         fast.members.announce()
         await until(lambda: one.members.speeds(asked) == [0.0])

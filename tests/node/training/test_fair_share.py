@@ -47,7 +47,7 @@ class Fleet:
 
     def run_round(self) -> list[float]:
         """When each contribution is ready, in seconds from the round's beginning."""
-        told = [node.tokens_per_s for node in self.measured]
+        told = [node.per_s for node in self.measured]
         self.steps = [fair_steps(H, told[i], told[:i] + told[i + 1 :]) for i in range(len(told))]
         for node, speed in zip(self.measured, self.speeds, strict=True):
             node.measured(speed)
@@ -113,15 +113,15 @@ def test_a_claim_that_is_no_speed_costs_the_others_little(claim: float) -> None:
 
 def test_speed_is_the_median_of_the_last_three_and_small_changes_are_no_news() -> None:
     speed = SteadySpeed()
-    assert speed.tokens_per_s == 0.0
+    assert speed.per_s == 0.0
     assert not speed.measured(0.0)
     assert speed.measured(100.0)
     assert not speed.measured(104.0)
-    assert speed.tokens_per_s == 102.0
+    assert speed.per_s == 102.0
     assert not speed.measured(1.0)  # one odd stretch
-    assert speed.tokens_per_s == 100.0
+    assert speed.per_s == 100.0
     assert speed.measured(1.0)
-    assert speed.tokens_per_s == 1.0
+    assert speed.per_s == 1.0
 
 
 class Orders:
@@ -139,14 +139,19 @@ class Orders:
         pass
 
 
+def contribution(*, steps_per_s: float, batch: int = 9) -> Contribution:
+    """One of a single step, of so many tokens."""
+    seconds, speed = 1 / steps_per_s, batch * steps_per_s
+    return Contribution(number=1, round=1, tokens=batch, steps=1, loss=1.0, seconds=seconds, tokens_per_s=speed)
+
+
 def steps_ordered(
     told: dict[PeerId, float] | None, mine: float, *, contribute: bool = True, at_once: bool = False
 ) -> int:
     trainer = Orders()
     speeds = None if told is None else lambda peers: [told[peer] for peer in peers if peer in told]
     training_client = TrainingClient(trainer, seed=0, inner_steps=H, speeds=speeds)  # type: ignore[arg-type]
-    made = Contribution(number=1, round=1, tokens=9, steps=1, loss=1.0, seconds=1.0, tokens_per_s=mine)
-    training_client.heard(made)
+    training_client.heard(contribution(steps_per_s=mine))
     assert training_client.speed_is_news
     head = genesis(SwarmId(bytes(32)), PEERS)
     trio.run(lambda: training_client.train(head, PEERS[0], 0, contribute=contribute, at_once=at_once))
@@ -161,6 +166,15 @@ def test_a_round_is_ordered_with_the_fair_share_of_the_members_that_are_there() 
     assert steps_ordered({PEERS[1]: 100.0, "somebody else": 1.0}, 100.0) == H  # type: ignore[dict-item]
     assert steps_ordered(told, 25.0, contribute=False) == H
     assert steps_ordered(None, 25.0) == H
+
+
+def test_who_has_larger_batches_makes_as_many_steps_as_who_needs_as_long_for_one() -> None:
+    told = dict.fromkeys(PEERS[1:], 100.0)
+    client = TrainingClient(trainer := Orders(), seed=0, inner_steps=H, speeds=lambda peers: list(told.values()))  # type: ignore[arg-type]
+    client.heard(contribution(steps_per_s=100.0, batch=400))
+    trio.run(lambda: client.train(genesis(SwarmId(bytes(32)), PEERS), PEERS[0], 0))
+    assert (client.steady_tokens_per_s, client.steady_steps_per_s) == (40_000.0, 100.0)
+    assert [order.steps for order in trainer.trains] == [H]
 
 
 def test_who_is_to_contribute_at_once_makes_one_more_step() -> None:
@@ -200,10 +214,8 @@ def test_speed_of_before_a_sleep_is_forgotten_and_that_of_the_stretch_with_it_in
     client = TrainingClient(trainer, seed=0, inner_steps=H, speeds=lambda peers: list(told.values()))  # type: ignore[arg-type]
     head = genesis(SwarmId(bytes(32)), PEERS)
 
-    def contributes(tokens_per_s: float) -> None:
-        client.heard(
-            Contribution(number=1, round=1, tokens=9, steps=1, loss=1.0, seconds=1.0, tokens_per_s=tokens_per_s)
-        )
+    def contributes(per_s: float) -> None:
+        client.heard(contribution(steps_per_s=per_s, batch=1))
 
     def steps() -> int:
         trio.run(lambda: client.train(head, PEERS[0], 0))
@@ -221,6 +233,7 @@ def test_speed_of_before_a_sleep_is_forgotten_and_that_of_the_stretch_with_it_in
     assert client.steady_tokens_per_s == 50.0
     contributes(100.0)
     assert (client.steady_tokens_per_s, client.speed_is_news, steps()) == (100.0, True, H)
+    assert client.steady_steps_per_s == 100.0
 
 
 def test_desk_knows_whether_its_trainer_has_done_what_it_was_told() -> None:
