@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -17,6 +19,7 @@ from shoal.protocol.errors import ConfigError, did_you_mean
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import (
     STALENESS_MAX,
+    InnerSection,
     Manifest,
     OptimizerName,
     RoundSection,
@@ -38,6 +41,8 @@ DEFAULT_AGENT_ROUNDS = 8
 TRIAL_DEADLINE_S = 20.0
 """For importing and making a class of the founder's own; one that takes longer is not judged here."""
 DEFAULT_WORKLOAD = "text"
+TEXT_LEARNING_RATES: Final[Mapping[str, float]] = MappingProxyType({"adamw": 0.002, "adamw8bit": 0.002, "muon": 0.004})
+"""By inner optimizer: what did best in synchronous training of that workload's default model (docs/results.md)."""
 DEFAULT_NAME = "shoal"
 
 
@@ -129,7 +134,7 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     averages = strategy.averages_policies and options.workload in installed_policies()
     shares = strategy.shares_rollouts or averages
     inner_steps = DEFAULT_AGENT_ROUNDS if averages else DEFAULT_INNER_STEPS
-    tables = {
+    tables: dict[str, dict[str, object]] = {
         "swarm": {
             "name": options.swarm_name or options.name or DEFAULT_NAME,
             "founders": [node.peer_id, *options.founders],
@@ -142,11 +147,13 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
     if shares:
         tables["rollouts"] = {**DEFAULT_ROLLOUTS, **({"images": True} if averages else {})}
         tables["inner"] = {"lr": DEFAULT_LEARNING_RATE}
+    elif options.workload == DEFAULT_WORKLOAD:
+        tables["inner"] = {"lr": TEXT_LEARNING_RATES[options.optimizer or InnerSection().optimizer]}
     if options.optimizer is not None:
         if shares or options.workload == OWN_LOOP:
             whose = "policies" if shares else "loops"
             raise ConfigError(f"--optimizer is for workloads, and {whose} have optimizers of their own; leave it out")
-        tables["inner"] = {"optimizer": options.optimizer}
+        tables["inner"] = {**tables.get("inner", {}), "optimizer": options.optimizer}
     strangers_may_vote = options.admission == "open" or options.waiting == "outside"
     voters = options.voters or ("named" if strangers_may_vote and strategy.certifies else None)
     membership = {"voters": voters, "seats": options.seats, "waiting": options.waiting}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 import torch
@@ -31,7 +31,7 @@ from shoal.node.workload import Workload, load_workload
 from shoal.node.workloads.text import TextWorkload
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.manifest import Manifest
+from shoal.protocol.manifest import Manifest, OptimizerName
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.manifest_workload import Option
 from shoal.testnet.scenario import FAULT_LIMIT, NODE_LIMIT, ROUND_LIMIT, Fault, Scenario
@@ -55,6 +55,7 @@ _NOBODY: Final = Identity.from_seed(bytes(32))
 NOBODY: Final = _NOBODY.peer_id
 """A founder for a manifest whose founders are of no consequence."""
 SECTIONS: Final = ("sync", "inner", "round")
+CPU: Final = torch.device("cpu")
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +75,9 @@ class TrainBench:
     how many times. part_time: the share of them that is there in every third round only. skew: α of the Dirichlet
     distribution by which each has text of its own; None where all read all of it.
 
-    options: of the workload. keys: further ones of the manifest's sections `SECTIONS`, by section. Raises ConfigError
-    for what cannot be run.
+    options: of the workload. keys: further ones of the manifest's sections `SECTIONS`, by section. device: where all
+    compute, the nodes as well as synchronous training. synchronous: that alone, without any nodes; then `strategy` says
+    how many steps its rounds have. Raises ConfigError for what cannot be run.
     """
 
     strategy: str = "diloco"
@@ -89,6 +91,8 @@ class TrainBench:
     skew: float | None = None
     options: Mapping[str, Option] = field(default_factory=dict)
     keys: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
+    device: str = "auto"
+    synchronous: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= NODE_LIMIT or (self.inner_steps is not None and self.inner_steps < 1):
@@ -103,13 +107,25 @@ class TrainBench:
             raise ConfigError("--part-time is a share below 1 that leaves somebody who is there in every round")
         if self.skew is not None and not ALPHA_LIMITS[0] <= self.skew <= ALPHA_LIMITS[1]:
             raise ConfigError(f"--alpha is {ALPHA_LIMITS[0]:g} to {ALPHA_LIMITS[1]:g}")
-        if sum((self.churn > 0, self.slow > 1, self.part_time > 0, self.skew is not None)) > 1:
+        if self.disturbed > 1:
             raise ConfigError(
                 "--churn, --slow, --part-time and --data skewed are measured one at a time; leave all but one out"
             )
+        if self.synchronous and self.disturbed:
+            raise ConfigError("--synchronous has no nodes that anything disturbs; leave one of the two out")
         if self.part_time and not self.manifest(0, [NOBODY]).strategy.certifies:
             raise ConfigError(f"--part-time is not measured with {self.strategy}: nodes step alone there; leave it out")
         self.scenario(0)
+
+    @property
+    def disturbed(self) -> int:
+        """By how many things the nodes are disturbed."""
+        return sum((self.churn > 0, self.slow > 1, self.part_time > 0, self.skew is not None))
+
+    @property
+    def name(self) -> str:
+        """What trains: a strategy's nodes, or synchronous training."""
+        return "synchronous" if self.synchronous else self.strategy
 
     @property
     def workload_options(self) -> dict[str, Option]:
@@ -213,7 +229,8 @@ class TrainBench:
         return self._scenario(seed, rounds, (*kills, *joins, *absences))
 
     def _scenario(self, seed: int, rounds: int, faults: tuple[Fault, ...]) -> Scenario:
-        shipped = shipped_manifest(self.strategy)
+        inner = self.keys.get("inner", {})
+        shipped = shipped_manifest(self.strategy, inner.get("optimizer"))
         return Scenario(
             nodes=self.nodes,
             rounds=rounds,
@@ -226,7 +243,7 @@ class TrainBench:
             inner_steps=shipped.sync.inner_steps if self.inner_steps is None else self.inner_steps,
             # A testnet's own settings, for short runs that can be repeated, give way to what is shipped.
             sync={"balance": shipped.sync.balance, **self.keys.get("sync", {})},
-            inner={"warmup_tokens": shipped.inner.warmup_tokens, **self.keys.get("inner", {})},
+            inner={"warmup_tokens": shipped.inner.warmup_tokens, "lr": shipped.inner.lr, **inner},
             round={
                 "chunk_values": shipped.round.chunk_values,
                 "grace_s": shipped.round.grace_s,
@@ -249,9 +266,10 @@ class TrainBench:
 
 
 @cache
-def shipped_manifest(strategy: str) -> Manifest:
-    """The manifest that `shoal init --strategy STRATEGY` writes. Raises ConfigError."""
-    return found(InitOptions(strategy=strategy), _NOBODY, _NOBODY)
+def shipped_manifest(strategy: str, optimizer: str | None = None) -> Manifest:
+    """The manifest that `shoal init --strategy STRATEGY` writes, with `--optimizer`. Raises ConfigError."""
+    known = next((name for name in get_args(OptimizerName) if name == optimizer), None)
+    return found(InitOptions(strategy=strategy, optimizer=known), _NOBODY, _NOBODY)
 
 
 def workload_of(manifest: Manifest, data: Path | None = None) -> Workload:
@@ -264,12 +282,12 @@ def inner_settings(manifest: Manifest) -> InnerSettings:
     return InnerSettings.of(manifest)
 
 
-def replica_of(manifest: Manifest, workload: Workload) -> Replica:
-    """A node's replica as its trainer makes it, on the CPU."""
+def replica_of(manifest: Manifest, workload: Workload, device: torch.device = CPU) -> Replica:
+    """A node's replica as its trainer makes it."""
     return Replica(
         workload,
         seed=manifest.workload.seed,
         inner=inner_settings(manifest),
-        device=torch.device("cpu"),
+        device=device,
         sync=SyncSettings.of(manifest),
     )

@@ -75,7 +75,8 @@ def test_all_but_the_model_is_as_init_writes_it(strategy: str, tmp_path: Path) -
     written = found(InitOptions(data_dir=tmp_path, strategy=strategy), node, node)
     measured = LargeBench(strategy=strategy).manifest([NOBODY])
     for section in ("sync", "inner", "round"):
-        assert getattr(measured, section) == getattr(written, section), section
+        small = msgspec.structs.replace(written.inner, lr=measured.inner.lr)  # that of the default model
+        assert getattr(measured, section) == (small if section == "inner" else getattr(written, section)), section
 
 
 def test_a_small_model_is_trained_both_ways_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

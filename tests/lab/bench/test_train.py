@@ -717,10 +717,13 @@ def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], message: st
 # -- what is measured is what a user gets ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "rollouts"])
-def test_settings_are_those_that_init_writes(strategy: str) -> None:
-    shipped = found(InitOptions(strategy=strategy), Identity.generate(), Identity.generate())
-    bench = TrainOptions(strategy=strategy).bench
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [*((name, None) for name in STRATEGIES if name != "rollouts"), ("diloco", "muon"), ("streaming", "adamw8bit")],
+)
+def test_settings_are_those_that_init_writes(strategy: str, optimizer: OptimizerName | None) -> None:
+    shipped = found(InitOptions(strategy=strategy, optimizer=optimizer), Identity.generate(), Identity.generate())
+    bench = TrainOptions(strategy=strategy, optimizer=optimizer).bench
     mine = bench.manifest(0, [NOBODY])
     for section in ("sync", "inner", "round", "membership", "agreement"):
         assert getattr(mine, section) == getattr(shipped, section), section
