@@ -14,6 +14,7 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
+from shoal.lab.bench.machine import device_name
 from shoal.lab.bench.train_spec import NOBODY, Point, inner_settings
 from shoal.lab.bench.train_swarm import bytes_sent, certified_per_s, first_certificates
 from shoal.lab.bench.train_sync import SynchronousTraining
@@ -97,11 +98,6 @@ def _synchronously(bench: LargeBench, tell: ShowNow) -> LargeRun:
         tokens_per_s=timed / spent_s if spent_s else 0.0,
         wall_s=time.monotonic() - began,
     )
-
-
-def device_name(device: torch.device) -> str:
-    """The device as its maker calls it."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 # -- by a swarm ----------------------------------------------------------------------------------------------

@@ -9,10 +9,13 @@ import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
+
+if TYPE_CHECKING:
+    import torch
 
 FLAGS: Final = ("aes", "vaes", "avx2", "avx512f", "sha_ni")
 """Those that the speed of ciphers and hashes depends on."""
@@ -59,6 +62,13 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def device_name(device: torch.device) -> str:
+    """The device as its maker calls it."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def one_thread() -> AbstractContextManager[None]:

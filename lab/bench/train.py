@@ -29,7 +29,7 @@ import trio
 from shoal.cli.logs import FOR_USER
 from shoal.cli.render import ShowNow
 from shoal.cli.testnet_report import TestnetProgress
-from shoal.lab.bench.machine import Machine, this_machine, torch_threads
+from shoal.lab.bench.machine import Machine, device_name, this_machine, torch_threads
 from shoal.lab.bench.train_local import train_locally
 from shoal.lab.bench.train_spec import NOBODY, Point, TrainBench
 from shoal.lab.bench.train_swarm import SeedRun, train_in_swarm
@@ -37,6 +37,7 @@ from shoal.lab.bench.train_sync import train_synchronously
 from shoal.lab.case import tell_nothing
 from shoal.lab.targets import Row, Spread, Target
 from shoal.node.state.store import write_atomically
+from shoal.node.training.devices import pick_device
 from shoal.protocol.errors import ConfigError, StorageError
 from shoal.testnet.reports.report import allreduce_bytes
 
@@ -95,7 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the comparison, in full: the manifest's sections as they were, and what disturbed the nodes.
 
     inner_steps: H. round_steps: those between two rounds, fewer where there are fragments. churn to skew: see
-    `TrainBench`.
+    `TrainBench`. device: as its maker calls it.
     """
 
     inner_steps: int
@@ -109,6 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sync: dict[str, object]
     inner: dict[str, object]
     round: dict[str, object] = {}
+    device: str = "cpu"
 
     @property
     def undisturbed(self) -> Settings:
@@ -252,18 +254,22 @@ def measure(
     def keep(run: SeedRun) -> TrainResult:
         runs[run.seed] = run
         commands = () if command is None else (command,)
-        result = _result_of(bench.strategy, bench.nodes, settings, list(runs.values()), (machine,), commands)
+        result = _result_of(bench.name, bench.nodes, settings, list(runs.values()), (machine,), commands)
         write_atomically(folder / RESULT, to_json(result), option="--out")
         return result
 
     for seed in seeds:
+        checkpoint = folder / f"sync-{seed}.safetensors"
+        if bench.synchronous:
+            result = keep(_synchronously(bench, seed, None, checkpoint, threads, show, keep))
+            continue
         run = runs.get(seed) or _strategy(bench, seed, folder.absolute() / f"seed-{seed}", in_process, show)
         keep(run)
         curve, steps = known.get(seed, ((), 0))
         if curve and curve[-1].tokens >= run.curve[-1].tokens:
             run = msgspec.structs.replace(run, sync_curve=curve, sync_round_steps=steps)
         else:
-            run = _beside_synchronous(bench, run, folder / f"sync-{seed}.safetensors", threads, show, keep)
+            run = _synchronously(bench, seed, run, checkpoint, threads, show, keep)
         result = keep(run)
     return result
 
@@ -276,7 +282,7 @@ def _kept(path: Path, bench: TrainBench, settings: Settings, seeds: Sequence[int
     if not path.exists():
         return []
     found = load_result(path)
-    if _json((found.strategy, found.nodes, found.settings)) != _json((bench.strategy, bench.nodes, settings)):
+    if _json((found.strategy, found.nodes, found.settings)) != _json((bench.name, bench.nodes, settings)):
         log.warning("%s is of other settings: it is written anew", path)
         return []
     return [run for run in found.seeds if run.seed in seeds]
@@ -295,38 +301,51 @@ def _strategy(bench: TrainBench, seed: int, folder: Path, in_process: bool, show
         return SeedRun(seed=seed, in_process=True, curve=tuple(train_locally(bench, seed, tell)))
 
 
-def _beside_synchronous(
+def _synchronously(
     bench: TrainBench,
-    run: SeedRun,
+    seed: int,
+    run: SeedRun | None,
     checkpoint: Path,
     threads: int | None,
     show: ShowNow,
     keep: Callable[[SeedRun], object],
 ) -> SeedRun:
-    """The run with the curve of synchronous training, which is kept and told at each of its points."""
-    manifest = bench.manifest(run.seed, [NOBODY])
+    """The run with the curve of synchronous training, which is kept and told at each of its points.
+
+    Without a run it is beside itself.
+    """
+    manifest = bench.manifest(seed, [NOBODY])
     steps, threads = manifest.sync.round_steps, threads or os.cpu_count() or 1
-    rounds = math.ceil(SYNC_LENGTH * run.curve[-1].tokens / bench.round_tokens)
+    rounds = math.ceil(SYNC_LENGTH * (run.curve[-1].tokens if run else bench.tokens) / bench.round_tokens)
     told: list[tuple[float, int]] = []  # when, and points by then
 
     def beside(points: Sequence[Point]) -> SeedRun:
-        return msgspec.structs.replace(run, sync_curve=tuple(points), sync_round_steps=steps, sync_threads=threads)
+        itself = run or SeedRun(seed=seed, in_process=True, curve=tuple(points))
+        return msgspec.structs.replace(itself, sync_curve=tuple(points), sync_round_steps=steps, sync_threads=threads)
 
     def tell(points: Sequence[Point]) -> None:
         so_far = beside(points)
-        keep(so_far)
+        if len(points) > 1:
+            keep(so_far)
         told.append((time.time(), len(points)))
         last = points[-1]
-        text = f"synchronous, seed {run.seed}: round {last.round} of {rounds}, {last.tokens:,} tokens, "
+        text = f"synchronous, seed {seed}: round {last.round} of {rounds}, {last.tokens:,} tokens, "
         text += f"loss {last.val_loss:.4f}{_end(told, rounds)}"
-        if so_far.ending.sync_tokens is not None:
+        if run is not None and so_far.ending.sync_tokens is not None:
             text += f"; token efficiency of {bench.strategy} {so_far.ending.efficiency:.3f} so far"
         log.info("%s", text)
         show(text, last.round / rounds)
 
     with torch_threads(threads):
         return beside(
-            train_synchronously(manifest, members=bench.nodes, rounds=rounds, tell=tell, checkpoint=checkpoint)
+            train_synchronously(
+                manifest,
+                members=bench.nodes,
+                rounds=rounds,
+                tell=tell,
+                checkpoint=checkpoint,
+                device=pick_device(bench.device),
+            )
         )
 
 
@@ -353,6 +372,7 @@ def _settings(bench: TrainBench) -> Settings:
         sync=msgspec.to_builtins(manifest.sync),
         inner=msgspec.to_builtins(manifest.inner),
         round=msgspec.to_builtins(manifest.round),
+        device=device_name(pick_device(bench.device)),
     )
 
 
@@ -363,7 +383,7 @@ def _curves(baseline: TrainResult, bench: TrainBench, settings: Settings) -> dic
     """
     if _of_synchronous(baseline.nodes, baseline.settings) != _of_synchronous(bench.nodes, settings):
         raise ConfigError(
-            "--baseline is of another global batch (nodes × batch), --option or inner settings; leave it out"
+            "--baseline is of another global batch (nodes × batch), --option, --device or inner settings; leave it out"
         )
     numel, step_tokens = bench.parameters, bench.step_tokens
 
@@ -379,7 +399,7 @@ def _of_synchronous(nodes: int, settings: Settings) -> bytes:
     options = {name: value for name, value in settings.options.items() if name != "batch"}
     batch = settings.options["batch"]
     assert isinstance(batch, int)
-    return _json((nodes * batch, options, settings.inner))
+    return _json((nodes * batch, options, settings.inner, settings.device))
 
 
 def _result_of(

@@ -21,6 +21,7 @@ from shoal.lab.bench.train_spec import ALPHA, SECTIONS, TOKENS, TrainBench
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.targets import Row
 from shoal.node.option import Option, Within, given_options, options_of
+from shoal.node.options import check_device
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import MANIFEST_LIMIT_BYTES, OptimizerName
 from shoal.protocol.manifest_workload import Option as WorkloadOption
@@ -81,6 +82,12 @@ class TrainOptions(Spec):
         list[str],
         Option("--option", help="An option of the workload text, such as width=64. Repeatable.", metavar="KEY=VALUE"),
     ] = field(default_factory=list)
+    device: Annotated[
+        str, Option("--device", help="Where all of them compute, synchronous training too.", check=check_device)
+    ] = "auto"
+    synchronous: Annotated[
+        bool, Option("--synchronous", help="Synchronous training alone: for its rate, or as a --baseline.")
+    ] = False
     in_process: Annotated[
         bool, Option("--in-process", help="Without network and processes: the same values, faster, for tuning.")
     ] = False
@@ -120,6 +127,8 @@ class TrainOptions(Spec):
             skew=self._skew,
             options=dict(_pair(text, "--option") for text in self.options),
             keys=self._keys,
+            device=self.device,
+            synchronous=self.synchronous,
         )
 
     @property

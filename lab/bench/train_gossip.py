@@ -14,11 +14,12 @@ from statistics import fmean
 from types import MappingProxyType
 
 import numpy as np
+import torch
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.gossip import GossipVector, decode_vector
 from shoal.collectives.state import CertifiedState
-from shoal.lab.bench.train_spec import replica_of, workload_of
+from shoal.lab.bench.train_spec import CPU, replica_of, workload_of
 from shoal.node.gossip.step import GossipSteps
 from shoal.node.training.inner_state import SavedInner
 from shoal.node.training.trainer_messages import Assignment, Contribution, Train
@@ -43,7 +44,7 @@ class _Made:
 class GossipNode:
     """One node: its replica, its weights and momentum, and its name. It stands on `state`, or else on S(0).
 
-    kept: what its replica's optimizer knew before a restart.
+    kept: what its replica's optimizer knew before a restart. device: where its replica computes.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class GossipNode:
         workload: Workload,
         state: CertifiedState | None = None,
         kept: SavedInner | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.peer_id = identity.peer_id
         self._manifest = manifest
-        self.replica = replica_of(manifest, workload)
+        self.replica = replica_of(manifest, workload, device)
         numel, buffers = self.replica.layout.numel, self.replica.layout.buffer_chunks(manifest.round.chunk_values)
         self._steps = GossipSteps(manifest, self.peer_id, numel, buffers)
         self._out: F32 = np.zeros(numel, np.float32)
@@ -117,13 +119,19 @@ class GossipSwarm:
     """
 
     def __init__(
-        self, manifest: Manifest, identities: Sequence[Identity], texts: Mapping[PeerId, Path] = MappingProxyType({})
+        self,
+        manifest: Manifest,
+        identities: Sequence[Identity],
+        texts: Mapping[PeerId, Path] = MappingProxyType({}),
+        device: torch.device = CPU,
     ) -> None:
         self._manifest = manifest
+        self._device = device
         self._workload = workload_of(manifest)
         workloads = {peer: workload_of(manifest, text) for peer, text in texts.items()}
         self.nodes = {
-            one.peer_id: GossipNode(one, manifest, workloads.get(one.peer_id, self._workload)) for one in identities
+            one.peer_id: GossipNode(one, manifest, workloads.get(one.peer_id, self._workload), device=device)
+            for one in identities
         }
         self.round = 0
         self.tokens = 0
@@ -135,7 +143,9 @@ class GossipSwarm:
         """End a node, and begin another on a snapshot of the first that is left."""
         del self.nodes[gone]
         snapshot = next(iter(self.nodes.values())).state
-        self.nodes[identity.peer_id] = GossipNode(identity, self._manifest, self._workload, snapshot)
+        self.nodes[identity.peer_id] = GossipNode(
+            identity, self._manifest, self._workload, snapshot, device=self._device
+        )
 
     def run_round(self, partners: Mapping[PeerId, PeerId] | None = None) -> None:
         """Train all, exchange vectors two by two, and step.

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+import torch
 
 from shoal.collectives.aggregate import Term as Summand
 from shoal.collectives.aggregate import combine
@@ -25,8 +26,9 @@ from shoal.collectives.partition import deal
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.lab.bench.skewed_text import texts_of_nodes
 from shoal.lab.bench.train_gossip import GossipSwarm
-from shoal.lab.bench.train_spec import Point, TrainBench, replica_of, workload_of
+from shoal.lab.bench.train_spec import CPU, Point, TrainBench, replica_of, workload_of
 from shoal.node.state.contributions import Contributions
+from shoal.node.training.devices import pick_device
 from shoal.node.training.trainer_messages import Assignment, Contribution, Train
 from shoal.node.workload import Workload
 from shoal.protocol.certificate import genesis
@@ -42,11 +44,11 @@ from shoal.protocol.voting import lead
 class LocalNode:
     """One node's training: its replica, what it owes the swarm, and its key."""
 
-    def __init__(self, identity: Identity, manifest: Manifest, workload: Workload) -> None:
+    def __init__(self, identity: Identity, manifest: Manifest, workload: Workload, device: torch.device = CPU) -> None:
         self.identity = identity
         self._manifest = manifest
         sync = manifest.sync
-        self._replica = replica_of(manifest, workload)
+        self._replica = replica_of(manifest, workload, device)
         layout = self._replica.layout
         self.layout_hash = layout.digest
         chunk_values = manifest.round.chunk_values
@@ -104,7 +106,11 @@ class LocalSwarm:
     """
 
     def __init__(
-        self, manifest: Manifest, identities: Sequence[Identity], texts: Mapping[PeerId, Path] = MappingProxyType({})
+        self,
+        manifest: Manifest,
+        identities: Sequence[Identity],
+        texts: Mapping[PeerId, Path] = MappingProxyType({}),
+        device: torch.device = CPU,
     ) -> None:
         if not manifest.strategy.certifies:
             known = ", ".join(one.name for one in STRATEGIES.values() if one.certifies or one.exchanges_models)
@@ -112,6 +118,7 @@ class LocalSwarm:
                 f"{manifest.strategy.name} cannot run in one process ({known} can); leave --in-process out"
             )
         self._manifest = manifest
+        self._device = device
         self._workload = workload_of(manifest)
         self._own_workloads = {peer: workload_of(manifest, text) for peer, text in texts.items()}
         self.paused: Collection[PeerId] = ()
@@ -146,7 +153,7 @@ class LocalSwarm:
 
     def _add(self, identity: Identity) -> LocalNode:
         workload = self._own_workloads.get(identity.peer_id, self._workload)
-        node = self.nodes[identity.peer_id] = LocalNode(identity, self._manifest, workload)
+        node = self.nodes[identity.peer_id] = LocalNode(identity, self._manifest, workload, self._device)
         return node
 
     def replace(self, gone: PeerId, identity: Identity) -> None:
@@ -228,7 +235,7 @@ def train_locally(bench: TrainBench, seed: int, tell: Callable[[Point], None] = 
     manifest, founders = bench.manifest(seed, peers[: bench.nodes]), identities[: bench.nodes]
     kind = GossipSwarm if manifest.strategy.exchanges_models else LocalSwarm
     with texts_of_nodes(bench, seed) as texts:
-        swarm = kind(manifest, founders, dict(zip(peers, texts, strict=False)))
+        swarm = kind(manifest, founders, dict(zip(peers, texts, strict=False)), pick_device(bench.device))
         return list(_rounds(bench, swarm, peers, identities, tell))
 
 

@@ -4,6 +4,8 @@
     speed of a node            tokens ÷ seconds of its stretches of inner steps, the median
     speed of the swarm         certified tokens ÷ seconds, from the certificate of the first round to that of the last
 
+Under the strategy gossip, where nothing is certified, it is a round's outer step that counts in place of a certificate.
+
 A slow node is one whose trainer is stopped (SIGSTOP) for all but 1/F of each short period: steps, evaluation and
 everything else it does take F times as long, and nothing in the node knows why.
 """
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
@@ -30,12 +32,14 @@ from shoal.lab.bench.train_spec import Point, TrainBench
 from shoal.lab.fork_server import TRAINER
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
-from shoal.node.reporting.events import Certified, Contributed, Started
+from shoal.node.reporting.events import Certified, Contributed, RoundEnded, Started, Stepped
 from shoal.protocol.errors import NetworkError
 from shoal.testnet.nodes import Launch, Runtime, node_command
 from shoal.testnet.progress import OnProgress, ignore_progress
 from shoal.testnet.reports.report import Report
 from shoal.testnet.swarm import run_testnet
+
+Ended = TypeVar("Ended", bound=RoundEnded)
 
 SLOW_PERIOD_S: Final = 0.4
 SEARCH_PERIOD_S: Final = 0.1
@@ -100,7 +104,8 @@ async def train_in_swarm(
     """
     scenario = bench.scenario(seed)
     with texts_of_nodes(bench, seed) as texts:
-        run = partial(run_testnet, runtime=Runtime(command=reading(texts))) if texts else run_testnet
+        plain = not texts and bench.device == "auto"
+        run = run_testnet if plain else partial(run_testnet, runtime=Runtime(command=node_line(bench, texts)))
         async with trio.open_nursery() as nursery:
             if bench.slow > 1:
                 nursery.start_soon(_slow_down, folder / "nodes" / str(bench.nodes - 1), bench.slow)
@@ -109,16 +114,21 @@ async def train_in_swarm(
     return read_run(bench, seed, report, folder)
 
 
-def reading(texts: Sequence[Path]) -> Callable[[Launch], list[str]]:
-    """The command line of a real node that trains on its own of these texts."""
-    return lambda launch: [*node_command(launch), "--data", str(texts[int(launch.data_dir.name)])]
+def node_line(bench: TrainBench, texts: Sequence[Path] = ()) -> Callable[[Launch], list[str]]:
+    """The command line of a real node: on the benchmark's device, and on its own of these texts where there are any."""
+
+    def line(launch: Launch) -> list[str]:
+        own = ["--data", str(texts[int(launch.data_dir.name)])] if texts else []
+        return [*node_command(launch), "--device", bench.device, *own]
+
+    return line
 
 
 def read_run(bench: TrainBench, seed: int, report: Report, folder: Path) -> SeedRun:
     """Read a run's outcome from the report, and the nodes' logs in `folder`. Raises NetworkError."""
     lives = [life for node in report.nodes for life in _lives(folder / "nodes" / str(node.index) / LOG_NAME)]
     points = _points(report, [life.certified for life in lives], bench.tokens)
-    speed = certified_per_s([line for life in lives for line in life.certified])
+    speed = _certified_per_s(report, [line for life in lives for line in life.certified])
     ideal = None if bench.churn else _ideal(lives)
     return SeedRun(
         seed=seed,
@@ -149,7 +159,7 @@ class _Life:
     """Rounds that one process of a node certified and contributed to, in order."""
 
     node: Path
-    certified: tuple[Certified, ...]
+    certified: tuple[Certified | Stepped, ...]
     contributed: tuple[Contributed, ...]
 
 
@@ -160,12 +170,12 @@ def _lives(log: Path) -> Iterator[_Life]:
         life = events[start:stop]
         yield _Life(
             log.parent,
-            tuple(event for event in life if isinstance(event, Certified)),
+            tuple(event for event in life if isinstance(event, Certified | Stepped)),
             tuple(event for event in life if isinstance(event, Contributed)),
         )
 
 
-def _points(report: Report, lives: Sequence[Sequence[Certified]], wanted: int) -> list[Point]:
+def _points(report: Report, lives: Sequence[Sequence[Certified | Stepped]], wanted: int) -> list[Point]:
     """One per round whose loss is known; the last is the first of them that is not before the `wanted` tokens."""
     losses = (report.loss.first, *report.loss.by_round)
     tokens = list(accumulate((found.tokens for found in report.rounds), initial=0))
@@ -182,7 +192,7 @@ def _points(report: Report, lives: Sequence[Sequence[Certified]], wanted: int) -
     ]
 
 
-def bytes_sent(lives: Iterable[Sequence[Certified]], round: int) -> int:
+def bytes_sent(lives: Iterable[Sequence[Certified | Stepped]], round: int) -> int:
     """Bytes that all nodes had sent after a round: per life the newest counter up to there."""
     total = 0
     for certified in lives:
@@ -191,9 +201,9 @@ def bytes_sent(lives: Iterable[Sequence[Certified]], round: int) -> int:
     return total
 
 
-def first_certificates(certified: Iterable[Certified]) -> list[Certified]:
+def first_certificates(certified: Iterable[Ended]) -> list[Ended]:
     """The first certificate of each round, in the order of the rounds."""
-    first: dict[int, Certified] = {}
+    first: dict[int, Ended] = {}
     for line in sorted(certified, key=lambda line: line.at):
         first.setdefault(line.round, line)
     return [first[number] for number in sorted(first)]
@@ -205,6 +215,14 @@ def certified_per_s(certified: Iterable[Certified]) -> float:
     if len(rounds) < 2:
         return 0.0
     return sum(line.tokens for line in rounds[1:]) / (rounds[-1].at - rounds[0].at)
+
+
+def _certified_per_s(report: Report, certified: Iterable[Certified | Stepped]) -> float:
+    """The same by the report's count of a round's tokens, which knows those that no certificate counts."""
+    rounds, tokens = first_certificates(certified), {found.round: found.tokens for found in report.rounds}
+    if len(rounds) < 2:
+        return 0.0
+    return sum(tokens[line.round] for line in rounds[1:]) / (rounds[-1].at - rounds[0].at)
 
 
 def _ideal(lives: Iterable[_Life]) -> float:

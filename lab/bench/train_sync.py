@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 from shoal.cli.logs import FOR_USER
-from shoal.lab.bench.train_spec import Point, inner_settings, workload_of
+from shoal.lab.bench.machine import device_name
+from shoal.lab.bench.train_spec import CPU, Point, inner_settings, workload_of
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.trainer_messages import Assignment, InnerSettings, Train, Trained
@@ -97,7 +98,7 @@ class SynchronousTraining:
         seed: int,
         inner: InnerSettings,
         members: int,
-        device: torch.device = torch.device("cpu"),  # noqa: B008  a name, not to be changed
+        device: torch.device = CPU,
     ) -> None:
         self._workload = JoinedWorkload(workload, members)
         self._seed = seed
@@ -155,7 +156,7 @@ class SynchronousTraining:
         """Write a checkpoint between two rounds, atomically. Raises StorageError."""
         scheduled = self._scheduled + self._replica.accounts.tokens
         kept = _Checkpoint(run=run, scheduled=scheduled, points=tuple(points))
-        tensors = [TensorBytes.of(name, _bytes_of(tensor).numpy()) for name, tensor in self._tensors]
+        tensors = [TensorBytes.of(name, _bytes_of(tensor).cpu().numpy()) for name, tensor in self._tensors]
         write_tensors(path, tensors, {CHECKPOINT: msgspec.json.encode(kept).decode()}, option="--out")
 
     def resume(self, path: Path, run: str) -> list[Point]:
@@ -194,6 +195,7 @@ def train_synchronously(
     rounds: int,
     tell: Callable[[Sequence[Point]], None] = lambda _: None,
     checkpoint: Path | None = None,
+    device: torch.device = CPU,
 ) -> list[Point]:
     """The curve of `rounds` rounds, each of the manifest's steps: a point before the first and after each.
 
@@ -202,9 +204,13 @@ def train_synchronously(
     """
     steps = manifest.sync.round_steps
     training = SynchronousTraining(
-        workload_of(manifest), seed=manifest.workload.seed, inner=inner_settings(manifest), members=members
+        workload_of(manifest),
+        seed=manifest.workload.seed,
+        inner=inner_settings(manifest),
+        members=members,
+        device=device,
     )
-    settings = (members, steps, torch.get_num_threads(), manifest.workload, manifest.inner)
+    settings = (members, steps, torch.get_num_threads(), manifest.workload, manifest.inner, device_name(device))
     run = msgspec.json.encode(settings, order="deterministic").decode()
     points = [] if checkpoint is None else _resumed(training, checkpoint, run)
     while len(points) <= rounds:

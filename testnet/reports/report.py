@@ -24,6 +24,7 @@ from shoal.node.reporting.events import (
     Rollouts,
     RoundEnded,
     Started,
+    Stepped,
 )
 from shoal.testnet.check import Check
 from shoal.testnet.delays import round_durations, undisturbed_median
@@ -399,12 +400,18 @@ def _round_reports(certified: Sequence[tuple[int, RoundEnded]], check: Check) ->
                 members=len(last.members),
                 contributors=checked.contributors if checked and verified else last.contributors,
                 coverage=checked.coverage if checked and verified else last.coverage,
-                tokens=last.tokens,
+                tokens=_tokens(events, last),
                 reduce_s=round(statistics.median(event.reduce_s for event in events), 3),
                 total_s=round(statistics.median(event.total_s for event in events), 3),
             )
         )
     return tuple(reports)
+
+
+def _tokens(events: Sequence[RoundEnded], last: RoundEnded) -> int:
+    """Tokens of a round: all that a certificate counts; without one each node tells of its own."""
+    own = [event.tokens for event in events if isinstance(event, Stepped)]
+    return sum(own) if own else last.tokens
 
 
 def _bytes(run_record: RunRecord, check: Check) -> BytesReport:

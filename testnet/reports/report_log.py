@@ -304,7 +304,8 @@ class SwarmRounds:
         facts.tellers += 1
         facts.contributors = max(facts.contributors, event.contributors)
         facts.coverage = max(facts.coverage, event.coverage)
-        facts.tokens = max(facts.tokens, event.tokens)
+        own = isinstance(event, events.Stepped)  # a certificate counts everybody's
+        facts.tokens = facts.tokens + event.tokens if own else max(facts.tokens, event.tokens)
         facts.reduce_sum_s += event.reduce_s
         facts.total_sum_s += event.total_s
         digest = event.digest[:64]

@@ -46,7 +46,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
 
 
 def test_rounds_go_on_though_one_is_killed_and_every_step_is_what_it_must_be(run: tuple[Report, Path]) -> None:
-    report, _ = run
+    report, out = run
+    lines = [json.loads(line) for log in out.glob("nodes/*/events.jsonl") for line in log.read_text().splitlines()]
+    own = [line["tokens"] for line in lines if line["event"] == "stepped" and line["round"] == 1]
+    assert (len(own), min(own) > 0) == (4, True)
+    assert report.rounds[0].tokens == sum(own), "of all nodes, each of which tells of its own"
     assert report.digests_equal is None
     assert [node.outcome for node in report.nodes] == ["running", "running", "killed", "running"]
     assert max(r.contributors for r in report.rounds) == 4

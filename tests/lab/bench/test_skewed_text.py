@@ -9,7 +9,7 @@ import torch
 
 from shoal.lab.bench.skewed_text import deal_files, texts_of_nodes
 from shoal.lab.bench.train_spec import NOBODY, TrainBench, workload_of
-from shoal.lab.bench.train_swarm import reading
+from shoal.lab.bench.train_swarm import node_line
 from shoal.node.workloads.text import TextWorkload
 from shoal.node.workloads.text_data import divide_files, library_files, load_corpus
 from shoal.testnet.nodes import Launch
@@ -55,7 +55,7 @@ def test_nodes_have_folders_of_their_own_text_and_the_same_held_out() -> None:
         assert set.intersection(*files) == {path.relative_to(root) for path in held_out}
         workload = workload_of(bench.manifest(1, [NOBODY]), texts[2])
         assert workload == TextWorkload(batch=8, data=str(texts[2]))
-        command = reading(texts)(Launch(manifest=Path("swarm.toml"), data_dir=Path("nodes", "2")))
+        command = node_line(bench, texts)(Launch(manifest=Path("swarm.toml"), data_dir=Path("nodes", "2")))
         assert command[command.index("--data") + 1] == str(texts[2])
     assert not texts[0].exists()
 

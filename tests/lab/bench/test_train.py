@@ -401,6 +401,19 @@ def test_read_run_adds_up_bytes_over_lives_and_ends_with_the_tokens_wanted(tmp_p
     assert (churned.curve, churned.rate_ratio) == (run.curve, None)
 
 
+def stepped(round: int, at: float, lanes: int) -> dict[str, Any]:
+    return certified(round, at, lanes, 0) | {"event": "stepped", "tokens": STEPS * STEP_TOKENS}
+
+
+def test_where_nothing_is_certified_steps_are_what_speed_and_bytes_are_read_off(tmp_path: Path) -> None:
+    bench = tiny(tokens=2 * ROUND_TOKENS, strategy="gossip")
+    log_of(tmp_path, 0, [[stepped(1, 10.0, 100), stepped(2, 13.0, 200)]])
+    log_of(tmp_path, 1, [[stepped(1, 11.0, 7), stepped(2, 12.0, 9)]])
+    run = read_run(bench, 1, report_of(bench, [6.0, 5.0]), tmp_path)
+    assert [(p.tokens, p.wire_bytes) for p in run.curve] == [(0, 0), (ROUND_TOKENS, 107), (2 * ROUND_TOKENS, 209)]
+    assert run.tokens_per_s == ROUND_TOKENS / 2.0
+
+
 def test_read_run_ends_with_the_first_round_after_the_tokens_whose_loss_is_known(tmp_path: Path) -> None:
     log_of(tmp_path, 0, [[certified(number, 10.0 + number, number, 0) for number in range(1, 5)]])
     run = read_run(tiny(tokens=2 * ROUND_TOKENS), 1, report_of(tiny(tokens=1), [6.0, None, 4.0, 3.0]), tmp_path)
@@ -625,6 +638,21 @@ def test_measure_gives_medians_and_ratios_over_seeds(result: TrainResult) -> Non
     assert (result.rate_ratio, result.tokens_per_s, result.sound) == (None, None, True)
 
 
+def test_synchronous_training_alone_is_a_baseline_for_any_number_of_nodes(tmp_path: Path) -> None:
+    for name in ("alone", "beside"):
+        (tmp_path / name).mkdir()
+    whole = measure(tiny(nodes=1, options=TINY | {"batch": 8}, synchronous=True), (1,), tmp_path / "alone")
+    (run,) = whole.seeds
+    assert (whole.strategy, whole.settings.device, whole.rows) == ("synchronous", "cpu", (bench_train.UNSOUND.row(0),))
+    assert run.curve == run.sync_curve
+    assert [point.round for point in run.curve] == [0, 1, 2, 3, 4]
+    again = measure(tiny(nodes=1, options=TINY | {"batch": 8}, synchronous=True), (1,), tmp_path / "alone")
+    assert again.seeds == whole.seeds, "from its checkpoint"
+    beside = measure(tiny(), (1,), tmp_path / "beside", baseline=load_result(tmp_path / "alone" / bench_train.RESULT))
+    assert not (tmp_path / "beside" / "sync-1.safetensors").exists()
+    assert [point.val_loss for point in beside.seeds[0].sync_curve] == [point.val_loss for point in run.curve]
+
+
 def test_baseline_is_taken_over_only_if_it_is_of_the_same_run(result: TrainResult, tmp_path: Path) -> None:
     marked = msgspec.structs.replace(
         result,
@@ -700,6 +728,7 @@ def test_results_of_several_seeds_are_one_and_those_of_other_settings_another(re
         ({"part_time": 1.0}, "--part-time is a share"),
         ({"part_time": 0.9}, "leaves somebody who is there"),
         ({"part_time": 0.5, "strategy": "gossip"}, "not measured with gossip"),
+        ({"synchronous": True, "slow": 2.0}, "--synchronous has no nodes"),
         ({"part_time": 0.5, "nodes": 16, "tokens": 10**6}, "come and go"),
         ({"skew": 0.0}, "--alpha is 0.01 to 100"),
         ({"nodes": 3, "options": {}}, "give --option batch=N"),
