@@ -22,6 +22,7 @@ from shoal.protocol.voting import VOTERS, FaultModel, are_enough
 DISK_LOW_BYTES = 2 << 30
 DISK_OUT_BYTES = 256 << 20
 BLOCKED_HIGH = 0.3
+CONNECT: Final = "connect this machine to a network; this node then links again by itself"
 NAMED: Final = 3
 """Peers that a text names; of more, the others are counted."""
 
@@ -102,7 +103,7 @@ def _quorum(status: Status) -> list[Check]:
     lost = [peer for peer in missing if peer not in status.revoked]
     one = len(lost) == 1
     remedy = f"start {'the missing one' if one else 'those that are missing'} again where {'it' if one else 'they'} ran"
-    ways = [remedy] if lost else []
+    ways = [CONNECT if status.cut_off else remedy] if lost else []
     of_voters, who = f"{here} of {count(voters, 'voter')}", _listed(missing)
     if are_enough(here, voters, FaultModel(status.faults)):
         detail = f"rounds go on with {of_voters}, without {who}"
@@ -182,6 +183,7 @@ def _company(status: Status) -> list[Check]:
         remedy = "type the line that `shoal link` prints on another machine"
         if len(status.members) > 1:
             remedy = f"start the other members again, or {remedy}"
+        remedy = CONNECT if status.cut_off else remedy
         company = Check(name="Company", state="warn", detail="no other node is here", remedy=remedy)
     ways = [(direct, "direct"), (detour, "through others"), (silent, "silent"), (unlinked, "not reached yet")]
     detail = ", ".join(f"{number:,} {text}" for number, text in ways if number) or "none"

@@ -213,7 +213,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     long_missing: those of them of whom nothing was heard for an hour; revoked: whom the authority shut out, who count
     all the same: nobody else may be gone for good. trains_alone: its trainer goes on where there is no quorum.
     unready: for whose contributions it waits, having made its own. without: the members whose work the newest round
-    has not. stuck: its trainer has made no step for minutes.
+    has not. stuck: its trainer has made no step for minutes. cut_off: its machine has no network.
     reachability: "public", "relayed" or "unknown". proven: addresses, of control and lanes, at which others reached it.
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
     turn_in_rounds: in how many rounds it has a seat, 0 for this one; None where seats are for all, or it is no member.
@@ -260,6 +260,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     unready: list[str] = []
     without: list[str] = []
     stuck: bool = False
+    cut_off: bool = False
     names: dict[str, str] = {}
     rollbacks: list[RollbackStatus] = []
     amendments: list[AmendStatus] = []

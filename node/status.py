@@ -176,6 +176,7 @@ class NodeView:
             unready=sorted(map(str, standing.unready)),
             without=sorted(map(str, parts.training_client.missing)),
             stuck=standing.stuck,
+            cut_off=parts.host.is_cut_off,
             names={row.peer: row.name for row in peers if row.name},
             loss=training.metric,
             metric="" if training.metric is None else training.metric_name,

@@ -14,6 +14,7 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import BuiltinImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -144,6 +145,17 @@ def loss_of(workload: Workload, model: torch.nn.Module, batch: Any) -> tuple[tor
     raise ConfigError(
         f"{type(workload).__name__}.loss() returned {' and '.join(parts)}; correct it, to return the mean loss, a "
         "tensor of one value, and how many tokens or samples it weighs"
+    )
+
+
+def value_of(workload: Workload, model: torch.nn.Module) -> float:
+    """Return the workload's metric of a model. Raises ConfigError where `evaluate` returns no number."""
+    found: object = workload.evaluate(model)
+    if not isinstance(found, str | bytes):
+        with suppress(TypeError, ValueError, RuntimeError):  # the last of a tensor of several values
+            return float(found)  # type: ignore[arg-type]
+    raise ConfigError(
+        f"{type(workload).__name__}.evaluate() returned {type(found).__name__}; correct it, to return one number"
     )
 
 

@@ -60,6 +60,7 @@ class LoopDaemon:
         self._process = process
         self._log_from = log_from
         self._adopted = False
+        self._asked = False  # and heard it
 
     @property
     def log_path(self) -> Path:
@@ -167,6 +168,7 @@ class LoopDaemon:
         if self.leaves:
             with suppress(ShoalError):
                 request(self.data_dir, "leave", deadline_s=ASK_DEADLINE_S)
+                self._asked = True
 
     def give_up(self) -> None:
         """End a daemon that was started here and is of no use."""
@@ -174,12 +176,17 @@ class LoopDaemon:
             _stop(self._process)
 
     def end(self) -> None:
-        """Reap a daemon that was asked to leave, and end it if it does not; wait until an adopted one is gone."""
+        """Reap a daemon that was asked to leave, and end it if it does not; wait until an adopted one is gone.
+
+        One that is only starting hears nobody yet, and is told by a signal, upon which it leaves likewise.
+        """
         if self._adopted:
             self._wait_until_gone()
         process = self._process
         if process is None:
             return
+        if not self._asked and process.poll() is None:
+            process.terminate()
         try:
             process.wait(LEAVE_DEADLINE_S)
         except subprocess.TimeoutExpired:

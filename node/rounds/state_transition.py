@@ -124,16 +124,17 @@ class StateTransition:
         times = {"reduce_s": candidate.seconds, "total_s": seconds, "kept_s": kept_s}
         me = self._p.identity.peer_id
         self._p.log.certified(certificate, finals, me=me, times=times, traffic=self._p.traffic_bytes())
-        idle = self._p.training_client.paused and me not in finals.counted
+        client = self._p.training_client
+        idle = (client.paused or client.stuck) and me not in finals.counted
         self._p.on_progress(
             RoundCertified(
                 round=value.round,
                 members=len(value.members),
                 contributors=len(finals.counted),
-                loss=None if idle else self._p.training_client.loss,
+                loss=None if idle else client.loss,
                 seconds=seconds,
-                held_out=self._p.training_client.held_out,
-                loss_metric=self._p.training_client.loss_metric,
+                held_out=client.held_out,
+                loss_metric=client.loss_metric,
                 missing=tuple(map(str, missing)),
             )
         )

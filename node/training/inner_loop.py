@@ -36,7 +36,7 @@ from shoal.node.training.trainer_messages import (
     Train,
     Trained,
 )
-from shoal.node.workload import OneUnitWorkload, Workload, batches_from, loss_of
+from shoal.node.workload import OneUnitWorkload, Workload, batches_from, loss_of, value_of
 from shoal.protocol.errors import ConfigError, LocalError
 
 logger = logging.getLogger(__name__)
@@ -380,7 +380,7 @@ class Replica:
         self.model.eval()
         try:
             began = time.perf_counter()
-            value = float(self._workload.evaluate(self.model))
+            value = value_of(self._workload, self.model)
             if sampler is not None:
                 sampler.sample(self.model, evaluated_s=time.perf_counter() - began)
             return value

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.node.checks import checked
+from shoal.node.checks import CONNECT, checked
 from shoal.node.control_client import (
     AmendStatus,
     BanStatus,
@@ -61,6 +61,16 @@ def test_whom_a_round_waits_for_is_named_and_who_makes_no_step_is_told_so() -> N
     stuck = checks_of(stuck=True)["Training"]
     assert stuck.detail == "no step for minutes: no round waits for this node until its trainer makes one"
     assert stuck.above
+
+
+def test_a_machine_without_a_network_is_told_to_connect_and_blames_nobody() -> None:
+    nobody = PeerSummary(
+        known=3, alive=1, members=3, following=0, behind=0, states={}, reach={"gone": 2}, software={}, tokens_per_s=0.0
+    )
+    for phase, missing in (("no quorum", ["B", "C"]), ("train", ["B"])):
+        found = checks_of(phase=phase, missing=missing, peers=nobody, cut_off=True)
+        assert {found[name].remedy for name in ("Majority", "Company")} == {CONNECT}
+        assert CONNECT not in {check.remedy for check in checks_of(missing=missing, peers=nobody).values()}
 
 
 def test_who_is_alone_is_told_of_the_members_that_are_away_and_else_of_the_link() -> None:

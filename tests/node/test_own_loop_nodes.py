@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import msgspec
+import psutil  # type: ignore[import-untyped]
 import pytest
 
+from shoal.node.loops.loop_daemon import LEAVE_DEADLINE_S
 from shoal.protocol.manifest import render_manifest, validate_manifest
 from tests.node.lab import assert_exact, eventually
 from tests.node.loop_lab import LoopSwarm
@@ -120,6 +123,22 @@ def test_a_loop_that_is_interrupted_leaves_no_daemon_behind(tmp_path: Path, numb
             assert node.all_events()[-1]["event"] != "left"
             node.ask("leave")
             eventually(lambda: not Path(f"/proc/{daemon}").exists(), "the daemon has left")
+
+
+def test_a_loop_that_is_interrupted_while_its_node_starts_has_it_leave_at_once(tmp_path: Path) -> None:
+    with LoopSwarm(tmp_path, nodes=1) as swarm:
+        (node,) = swarm.nodes
+        script = tmp_path / "loop.py"
+        script.write_text(LOOP)
+        node.begin(script, "8")
+        eventually(lambda: "starting a node on" in node.log, "it starts a node")
+        assert node.process is not None
+        os.kill(node.process.pid, signal.SIGINT)
+        began = time.monotonic()
+        assert node.wait_exit() != 0
+        assert time.monotonic() - began < LEAVE_DEADLINE_S / 2, "as long as importing takes, and not until a deadline"
+        assert "does not leave in order" not in node.log
+        assert not [pid for pid in psutil.process_iter(["cmdline"]) if str(node.folder) in (pid.info["cmdline"] or ())]
 
 
 SHAPED = LOOP.replace("width, peers", "shape, peers").replace("int(sys.argv[2])", "sys.argv[2]")

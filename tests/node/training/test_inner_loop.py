@@ -68,7 +68,8 @@ class Loose(RegressionWorkload):
         )
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        return math.nan
+        values = {"text": "1.5", "table": {"loss": 1.5}, "nothing": None, "values": torch.ones(2)}
+        return values.get(str(self.returned), math.nan)  # type: ignore[return-value]
 
     def batches(self, assignment: Assignment) -> Iterator[Batch]:
         return islice(super().batches(assignment), 3)
@@ -85,6 +86,28 @@ def test_loss_that_returns_something_else_is_told_what_to_return(returned: str, 
         f"Loose.loss() returned {told}; correct it, to return the mean loss, a tensor of one value, "
         "and how many tokens or samples it weighs"
     )
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"), [("text", "str"), ("table", "dict"), ("nothing", "NoneType"), ("values", "Tensor")]
+)
+def test_evaluation_that_returns_no_number_is_told_what_to_return(returned: str, told: str) -> None:
+    workload = Loose()
+    replica, _, _ = started(workload)
+    workload.returned = returned
+    with pytest.raises(ConfigError) as caught:
+        replica.evaluate()
+    assert str(caught.value) == f"Loose.evaluate() returned {told}; correct it, to return one number"
+
+
+@pytest.mark.parametrize("value", [1.5, np.float32(1.5), np.array(1.5), torch.tensor(1.5), torch.tensor([1.5])])
+def test_any_single_number_is_a_value(value: object) -> None:
+    class Evaluated(RegressionWorkload):
+        def evaluate(self, model: torch.nn.Module) -> float:
+            return value  # type: ignore[return-value]
+
+    replica, _, _ = started(Evaluated())
+    assert replica.evaluate() == 1.5
 
 
 def test_batches_that_end_are_told_of_once_and_a_loss_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
