@@ -67,6 +67,7 @@ from shoal.node.options import DEFAULT_DATA_DIR
 from shoal.node.outcome import HELD_OUT_LOSS, NOT_FINITE, TRAINING_LOSS
 from shoal.node.own_frames import print_without_shoal
 from shoal.node.pipe import Pause, Resume, Stop
+from shoal.node.single_number import single_number
 from shoal.node.text import count, duration, who_contributed
 from shoal.node.training.accounts import Accounts, Flat
 from shoal.node.training.flat_parameters import FlatParameters
@@ -396,6 +397,8 @@ class Swarm:
 
         Raises FloatingPointError if the parameters are no longer finite; such are never contributed.
         """
+        if single_number(tokens) is None:
+            raise ConfigError(f"step(tokens={tokens!r}): give the number of tokens or samples of the step")
         made, self._stepped = self._steps.made(), True
         if tokens < 0:
             raise ValueError(f"{tokens} tokens")

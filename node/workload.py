@@ -14,12 +14,12 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib.machinery import BuiltinImporter, PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from shoal.node.named_code import import_class, made
+from shoal.node.single_number import single_number
 from shoal.node.training.trainer_messages import Assignment, Scalar
 from shoal.protocol.errors import ConfigError, did_you_mean
 
@@ -151,9 +151,9 @@ def loss_of(workload: Workload, model: torch.nn.Module, batch: Any) -> tuple[tor
 def value_of(workload: Workload, model: torch.nn.Module) -> float:
     """Return the workload's metric of a model. Raises ConfigError where `evaluate` returns no number."""
     found: object = workload.evaluate(model)
-    if not isinstance(found, str | bytes):
-        with suppress(TypeError, ValueError, RuntimeError):  # the last of a tensor of several values
-            return float(found)  # type: ignore[arg-type]
+    number = single_number(found)
+    if number is not None:
+        return number
     raise ConfigError(
         f"{type(workload).__name__}.evaluate() returned {type(found).__name__}; correct it, to return one number"
     )

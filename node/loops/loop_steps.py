@@ -6,10 +6,11 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, SupportsFloat
+from typing import Any
 
 import torch
 
+from shoal.node.single_number import single_number
 from shoal.protocol.errors import ConfigError
 
 
@@ -81,8 +82,9 @@ def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def number_of(found: object) -> float:
     """The held-out loss that a user's evaluation returned. Raises ConfigError for what is no number."""
-    if isinstance(found, SupportsFloat):
-        return float(found)
+    number = single_number(found)
+    if number is not None:
+        return number
     raise ConfigError(f"evaluate= returned {type(found).__name__}, not a number; have it return the held-out loss")
 
 

@@ -33,6 +33,8 @@ from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
+from shoal.node.single_number import single_number
+
 CLOSED_BELOW = 1 << 16
 RESULT_DESCRIPTOR = 3
 FRAME_LIMIT_BYTES = 4 << 20
@@ -270,7 +272,8 @@ def _refuse_execution() -> None:
 
 def _score_one(job: Job, text: bytes, line_in: Callable[[TracebackType | None], int]) -> tuple[float, int]:
     try:
-        return float(job.family.score(job.task, text.decode())), 0
+        number = single_number(job.family.score(job.task, text.decode()))
+        return math.nan if number is None else number, 0
     except BaseException as error:  # a stranger's text may make the family raise anything, SystemExit too
         return 0.0, line_in(error.__traceback__)
 

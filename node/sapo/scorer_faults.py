@@ -41,7 +41,8 @@ class Faults:
             return min(1.0, max(0.0, value))
         if not (line and family.executes_text):
             name = f" {raised}" if raised else ""
-            what = f"raised{name} at {scorer_file(family)}, line {line}" if line else f"returned {value:g}"
+            returned = "no number" if math.isnan(value) else f"{value:g}"
+            what = f"raised{name} at {scorer_file(family)}, line {line}" if line else f"returned {returned}"
             self._note(family, f"score() of family {family.name!r} {what}", 1)
         return 0.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, Sandbox
@@ -9,6 +10,7 @@ from shoal.node.sapo.sandbox_process import Overdue, limited
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scorer_faults import Faults, line_in, of_shoal, scorer_file
 from shoal.node.sapo.tasks import Task, TaskFamily, TaskSource
+from shoal.node.single_number import single_number
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, TaskRef
 
@@ -147,7 +149,8 @@ def _is_readable(text: str) -> bool:
 def score_directly(faults: Faults, family: TaskFamily, task: Task, text: str) -> float:
     """Score one text in this process; 0.0 where the scorer raises, or returns what is no reward."""
     try:
-        return faults.reward(family, float(family.score(task, text)))
+        number = single_number(family.score(task, text))
+        return faults.reward(family, math.nan if number is None else number)
     except Exception as error:  # a user's family may raise anything; what it says may have the text in it
         line = line_in(scorer_file(family), error.__traceback__)
         return faults.reward(family, 0.0, line, raised=type(error).__name__)

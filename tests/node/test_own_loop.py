@@ -888,6 +888,9 @@ def test_work_without_weight_is_told_of_again_while_its_round_is_waited_for(
     with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
         learn(model, optimizer, 0)
         asked.clear()
+        for words in ("64", None, [64]):
+            with pytest.raises(ConfigError, match="give the number of tokens or samples of the step"):
+                swarm.step(tokens=words)  # type: ignore[arg-type]
         assert not swarm.step(tokens=0)
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert set(warned) == {weighs_nothing(steps=1)}

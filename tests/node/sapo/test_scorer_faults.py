@@ -38,7 +38,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize(
-    ("text", "said"), [("nan", "returned nan"), ("2.0", "returned 2"), ("-inf", "returned -inf"), ("\nred", "raised")]
+    ("text", "said"), [("nan", "returned no number"), ("2.0", "returned 2"), ("-inf", "returned -inf"), ("\nred", "raised")]
 )
 def test_scorer_fault_is_one_line_and_worth_nothing(
     text: str, said: str, kind: type[Returns], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -67,7 +67,7 @@ def test_scorer_that_fails_for_its_own_solution_is_refused(
     with scorer_of(family) as scorer, pytest.raises(ConfigError) as caught:
         scorer.check()
     assert str(caught.value) == (
-        f"score() of family '{family.name}' returned nan for its own solution(); correct it, to return 0 to 1"
+        f"score() of family '{family.name}' returned no number for its own solution(); correct it, to return 0 to 1"
     )
 
 
