@@ -110,8 +110,8 @@ WEIGHTLESS = (
 )
 UNSTEPPED = (
     "step() was not called for %.0f s: call it once after each optimizer step. Until then this node contributes "
-    "nothing, and the others' rounds wait for it, for some minutes at most; if this is a long evaluation, all is well "
-    "after it"
+    "nothing, and the others' rounds wait for it for two minutes, or for ten times as long as its steps take; then "
+    "they go on without it. If this is a long evaluation, all is well after it"
 )
 NEVER_STEPPED = (
     "step() was never called: of the %d optimizer steps that this loop made the swarm has none; call it once after each"

@@ -6,6 +6,19 @@ from tests.planted.bugs import Bug, bug
 
 AUDITS: tuple[Bug, ...] = (
     bug(
+        "audits of a model of few chunks take more than their share",
+        "tests/protocol/test_auditing.py"
+        "::test_audits_add_their_share_to_the_bytes_of_a_round_however_many_nodes_and_chunks",
+        "return min(float(limit), 2 * share * chunks / max(1, contributors))",
+        "return min(float(limit), float(chunks))",
+    ),
+    bug(
+        "less than one chunk is none: a small model is never audited",
+        "tests/protocol/test_auditing.py::test_a_fraction_of_a_chunk_is_drawn_as_often_as_it_says",
+        "count = min(chunks, whole + (more < (wanted - whole) * 2 ** (8 * _NUMBER_BYTES)))",
+        "count = min(chunks, whole)",
+    ),
+    bug(
         "every disputed plan of a lead is a job of its own",
         "tests/node/audits/test_auditing.py::test_disputed_plans_of_one_lead_are_one_job_and_leave_room_for_evidence",
         "if peer not in self._settling and self._witness.disputes(plan):",

@@ -320,6 +320,12 @@ TRAINING: tuple[Bug, ...] = (
         "self._is_odd = True",
     ),
     bug(
+        "a node that is only starting is not told that its loop has ended",
+        "tests/node/test_own_loop_nodes.py::test_a_loop_that_is_interrupted_while_its_node_starts_has_it_leave_at_once",
+        "if not self._asked and process.poll() is None:",
+        "if False:",
+    ),
+    bug(
         "tokens are compared where steps are shared out",
         "tests/node/training/test_fair_share.py"
         "::test_who_has_larger_batches_makes_as_many_steps_as_who_needs_as_long_for_one",

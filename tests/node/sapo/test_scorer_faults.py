@@ -38,7 +38,8 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize(
-    ("text", "said"), [("nan", "returned no number"), ("2.0", "returned 2"), ("-inf", "returned -inf"), ("\nred", "raised")]
+    ("text", "said"),
+    [("nan", "returned no number"), ("2.0", "returned 2"), ("-inf", "returned -inf"), ("\nred", "raised")],
 )
 def test_scorer_fault_is_one_line_and_worth_nothing(
     text: str, said: str, kind: type[Returns], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
