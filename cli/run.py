@@ -100,7 +100,8 @@ def run_to_end(config: NodeConfig, on_progress: Callable[[Progress], None]) -> O
         async with early_trainer(config) as early:  # it imports as long as this does
             with importing():
                 from shoal.node.node import run_node
-            gc.freeze()  # modules stay: a collection in the midst of a reduction need not look at all that is in them
+
+                gc.freeze()  # modules stay: no collection looks at all that is in them, nor one as it goes on again
             return await run_node(config, on_progress=on_progress, early=early)
 
     share_arenas()

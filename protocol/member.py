@@ -957,7 +957,8 @@ class Member:
         if here.stuck != self._announced_stuck and not here.made and self._role() == TRAINING:
             yield from self._carry_out(machine.ready(self._absent(TRAINING), self._now))
         may_train = not (self._trains_nothing or here.stuck) and self._departure.may_train(machine)
-        if here.cut_off:
+        cut_off = not machine.has_quorum() and here.cut_off  # which takes a look at the machine's interfaces
+        if cut_off:
             self._no_quorum.links_return(self._now)  # at the earliest
         advice = self._no_quorum.advise(
             machine,
@@ -965,12 +966,12 @@ class Member:
             contributed=here.made,
             may_train=may_train,
             resting=here.resting,
-            cut_off=here.cut_off,
+            cut_off=cut_off,
         )
         if advice.say_no_quorum and self.missing():
             missing = self.missing()
             revoked = [peer for peer in missing if here.is_revoked(peer)]
-            yield Tell(no_quorum(missing, revoked=revoked, trains=self.trains_alone, cut_off=here.cut_off))
+            yield Tell(no_quorum(missing, revoked=revoked, trains=self.trains_alone, cut_off=cut_off))
         if advice.train_on and not here.waits_alone:
             yield Train(contribute=False)
         if advice.contribute_after_all:
