@@ -39,7 +39,7 @@ SWARM: tuple[Bug, ...] = (
     bug(
         "a member without a network says that the others are to be started again",
         "tests/node/test_swarm_in_a_box.py::test_who_has_no_quorum_blames_nobody_where_its_own_machine_has_no_network",
-        "trains=self.trains_alone, cut_off=here.cut_off)",
+        "trains=self.trains_alone, cut_off=cut_off)",
         "trains=self.trains_alone, cut_off=False)",
     ),
     bug(
