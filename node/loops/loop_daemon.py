@@ -12,9 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 
 from shoal.node.control_client import ControlRefused, JsonValue, NodeNotRunning, request
 from shoal.node.loops.loop_client import LoopClient, NoDaemon, attach
@@ -296,7 +298,15 @@ def _start(
     with (data_dir / LOG_NAME).open("ab") as log, TemporaryFile() as source:
         source.write((link or "").encode() + b"\n")
         source.seek(0)
-        process = subprocess.Popen(
+        process = _started(command, source, log)
+        return LoopDaemon(data_dir, process, log.tell(), manifest)
+
+
+def _started(command: Sequence[str], source: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a process, by another thread: Ctrl-C in the midst of it would leave one that nobody knows."""
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             command,
             stdin=source,
             stdout=log,
@@ -304,4 +314,11 @@ def _start(
             start_new_session=True,  # Ctrl-C goes to the loop alone, which leaves in order
             env=dict(os.environ),
         )
-        return LoopDaemon(data_dir, process, log.tell(), manifest)
+
+    with ThreadPoolExecutor(1) as starter:
+        coming = starter.submit(start)
+        try:
+            return coming.result()
+        except KeyboardInterrupt:
+            _stop(coming.result())
+            raise

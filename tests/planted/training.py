@@ -320,6 +320,12 @@ TRAINING: tuple[Bug, ...] = (
         "self._is_odd = True",
     ),
     bug(
+        "a node that starts as its loop is interrupted stays",
+        "tests/node/loops/test_loop_daemon.py::test_a_daemon_that_starts_as_its_loop_is_interrupted_is_ended",
+        "_stop(coming.result())",
+        "pass",
+    ),
+    bug(
         "a node that is only starting is not told that its loop has ended",
         "tests/node/test_own_loop_nodes.py::test_a_loop_that_is_interrupted_while_its_node_starts_has_it_leave_at_once",
         "if not self._asked and process.poll() is None:",

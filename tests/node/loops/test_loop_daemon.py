@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -42,6 +45,23 @@ def children() -> list[int]:
 def test_daemon_that_ran_before_the_loop_is_not_quoted_from_its_earlier_runs(tmp_path: Path) -> None:
     (tmp_path / "daemon.log").write_text("shoal: nobody listens\n")
     assert LoopDaemon(tmp_path, None, 0).last_words() == ""
+
+
+def test_a_daemon_that_starts_as_its_loop_is_interrupted_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, start = children(), subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGINT)  # it is there, and nobody has heard of it
+        return process
+
+    folder, line = folder_of(tmp_path, "own-loop")
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        found_or_started(line, folder, peers=(), options=())
+    assert children() == before
 
 
 def test_reason_of_a_daemon_that_goes_away_is_known_although_it_says_it_last(tmp_path: Path) -> None:
