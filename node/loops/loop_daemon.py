@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -303,10 +304,14 @@ def _start(
 
 
 def _started(command: Sequence[str], source: IO[bytes], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start a process, by another thread: Ctrl-C in the midst of it would leave one that nobody knows."""
-
-    def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    """Start a process. Ctrl-C in the midst of it is put off until it is known, and ends it, then."""
+    interrupted: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    defers = before is not None and threading.current_thread() is threading.main_thread()
+    if defers:
+        signal.signal(signal.SIGINT, lambda number, frame: interrupted.append(number))
+    try:
+        process = subprocess.Popen(
             command,
             stdin=source,
             stdout=log,
@@ -314,11 +319,10 @@ def _started(command: Sequence[str], source: IO[bytes], log: IO[bytes]) -> subpr
             start_new_session=True,  # Ctrl-C goes to the loop alone, which leaves in order
             env=dict(os.environ),
         )
-
-    with ThreadPoolExecutor(1) as starter:
-        coming = starter.submit(start)
-        try:
-            return coming.result()
-        except KeyboardInterrupt:
-            _stop(coming.result())
-            raise
+    finally:
+        if defers:
+            signal.signal(signal.SIGINT, before)
+    if interrupted:
+        _stop(process)
+        raise KeyboardInterrupt
+    return process

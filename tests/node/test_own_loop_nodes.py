@@ -138,7 +138,12 @@ def test_a_loop_that_is_interrupted_while_its_node_starts_has_it_leave_at_once(t
         assert node.wait_exit() != 0
         assert time.monotonic() - began < LEAVE_DEADLINE_S / 2, "as long as importing takes, and not until a deadline"
         assert "does not leave in order" not in node.log
-        assert not [pid for pid in psutil.process_iter(["cmdline"]) if str(node.folder) in (pid.info["cmdline"] or ())]
+        left = [
+            p.info
+            for p in psutil.process_iter(["cmdline", "pid", "ppid"])
+            if str(node.folder) in (p.info["cmdline"] or ())
+        ]
+        assert not left, (left, node.log)
 
 
 SHAPED = LOOP.replace("width, peers", "shape, peers").replace("int(sys.argv[2])", "sys.argv[2]")

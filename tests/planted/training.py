@@ -322,8 +322,8 @@ TRAINING: tuple[Bug, ...] = (
     bug(
         "a node that starts as its loop is interrupted stays",
         "tests/node/loops/test_loop_daemon.py::test_a_daemon_that_starts_as_its_loop_is_interrupted_is_ended",
-        "_stop(coming.result())",
-        "pass",
+        "    if interrupted:\n        _stop(process)",
+        "    if interrupted:",
     ),
     bug(
         "a node that is only starting is not told that its loop has ended",
