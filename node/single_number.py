@@ -1,4 +1,4 @@
-"""What a user's code returned where one number is due."""
+"""A single number, read from whatever a user's code returned."""
 
 from __future__ import annotations
 

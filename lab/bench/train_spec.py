@@ -124,7 +124,7 @@ class TrainBench:
 
     @property
     def name(self) -> str:
-        """What trains: a strategy's nodes, or synchronous training."""
+        """Name of the strategy, or that of synchronous training."""
         return "synchronous" if self.synchronous else self.strategy
 
     @property

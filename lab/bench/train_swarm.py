@@ -15,11 +15,12 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 import msgspec
@@ -128,7 +129,8 @@ def read_run(bench: TrainBench, seed: int, report: Report, folder: Path) -> Seed
     """Read a run's outcome from the report, and the nodes' logs in `folder`. Raises NetworkError."""
     lives = [life for node in report.nodes for life in _lives(folder / "nodes" / str(node.index) / LOG_NAME)]
     points = _points(report, [life.certified for life in lives], bench.tokens)
-    speed = _certified_per_s(report, [line for life in lives for line in life.certified])
+    tokens = {found.round: found.tokens for found in report.rounds}
+    speed = certified_per_s([line for life in lives for line in life.certified], tokens)
     ideal = None if bench.churn else _ideal(lives)
     return SeedRun(
         seed=seed,
@@ -209,20 +211,17 @@ def first_certificates(certified: Iterable[Ended]) -> list[Ended]:
     return [first[number] for number in sorted(first)]
 
 
-def certified_per_s(certified: Iterable[Certified]) -> float:
-    """Tokens per second of the swarm, by the first certificate of each round; 0 with fewer than two rounds."""
+def certified_per_s(
+    certified: Iterable[Certified | Stepped], tokens: Mapping[int, int] = MappingProxyType({})
+) -> float:
+    """Tokens per second of the swarm, by the first certificate of each round; 0 with fewer than two rounds.
+
+    tokens: by round, where a line does not count those of all nodes, as under the strategy gossip.
+    """
     rounds = first_certificates(certified)
     if len(rounds) < 2:
         return 0.0
-    return sum(line.tokens for line in rounds[1:]) / (rounds[-1].at - rounds[0].at)
-
-
-def _certified_per_s(report: Report, certified: Iterable[Certified | Stepped]) -> float:
-    """The same by the report's count of a round's tokens, which knows those that no certificate counts."""
-    rounds, tokens = first_certificates(certified), {found.round: found.tokens for found in report.rounds}
-    if len(rounds) < 2:
-        return 0.0
-    return sum(tokens[line.round] for line in rounds[1:]) / (rounds[-1].at - rounds[0].at)
+    return sum(tokens.get(line.round, line.tokens) for line in rounds[1:]) / (rounds[-1].at - rounds[0].at)
 
 
 def _ideal(lives: Iterable[_Life]) -> float:
