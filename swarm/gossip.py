@@ -23,19 +23,20 @@ from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm import gossip_packets
 from shoal.swarm.gossip_packets import PACKET_LIMIT_BYTES
+from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import STRANGER_DEADLINE_S, Memory, PeerLimits
 from shoal.swarm.net_stream import NetStream, VarintFrames
 from shoal.swarm.streams import Mailbox, MessageStream, Traffic
 from shoal.swarm.transport import running
 
-# Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
-from libp2p.custom_types import TProtocol  # isort: skip
-from libp2p.host.basic_host import BasicHost  # isort: skip
-from libp2p.peer.id import ID  # isort: skip
-from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub  # isort: skip
-from libp2p.pubsub import pubsub  # isort: skip
-from libp2p.pubsub.pb import rpc_pb2  # isort: skip
-from libp2p.pubsub.rpc_queue import RpcQueue  # isort: skip
+with only_what_runs():
+    from libp2p.custom_types import TProtocol
+    from libp2p.host.basic_host import BasicHost
+    from libp2p.peer.id import ID
+    from libp2p.pubsub import pubsub
+    from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
+    from libp2p.pubsub.pb import rpc_pb2
+    from libp2p.pubsub.rpc_queue import RpcQueue
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,13 @@ Source: https://github.com/libp2p/specs/blob/master/pubsub/gossipsub/gossipsub-v
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from shoal.protocol.errors import RemoteError
+from shoal.swarm.libp2p_parts import only_what_runs
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+with only_what_runs():
     from google.protobuf.message import DecodeError
     from libp2p.pubsub.pb import rpc_pb2
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,10 +20,10 @@ from typing import Any
 import trio
 
 from shoal.protocol.identity import PeerId
+from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import HANDSHAKE_LIMIT_BYTES, NOBODY, SMALL_FRAME_BYTES, Memory
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+with only_what_runs():
     from libp2p.exceptions import BaseLibp2pError
     from libp2p.io.abc import ReadWriteCloser
     from libp2p.io.exceptions import ConnectionClosedError

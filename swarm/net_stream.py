@@ -6,7 +6,6 @@ Agreeing takes no more than it needs from whoever asks, and a protocol that is n
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +13,11 @@ import trio
 
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS
 from shoal.swarm.streams import LENGTH_BYTES, RawStream
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+with only_what_runs():
     from libp2p.exceptions import ParseError
     from libp2p.host import basic_host
     from libp2p.io.abc import ReadWriteCloser

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -28,13 +27,13 @@ from shoal.protocol.address import Address, CircuitAddress
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.lanes.socket import reason_of
+from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import HALF_OPEN_LIMIT, Memory, PeerLimits
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
 from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
 from shoal.swarm.reaching.circuits import Circuits, is_relayed
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+with only_what_runs():
     from libp2p.abc import INotifee
     from libp2p.crypto.ed25519 import create_new_key_pair as ed25519_key_pair
     from libp2p.crypto.x25519 import create_new_key_pair as x25519_key_pair

@@ -34,7 +34,6 @@ from shoal.swarm.host import Host
 from shoal.swarm.links import Links, NoPlaceLeft, Refused
 from shoal.swarm.members import Change, Members
 from shoal.swarm.reaching.own_addresses import AddressChange
-from shoal.swarm.rendezvous.mdns import LocalDiscovery
 from shoal.swarm.transport import NobodyListens
 
 BOOK_NAME = "peers.json"
@@ -317,6 +316,8 @@ class Finding:
                 nursery.cancel_scope.cancel()
 
     async def _discover_here(self) -> None:
+        from shoal.swarm.rendezvous.mdns import LocalDiscovery  # 7 MB, for who does not say --no-mdns
+
         discovery = LocalDiscovery(
             peer=self._host.peer_id,
             swarm_id=self._config.manifest.swarm_id.hex(),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,11 +21,11 @@ import trio
 from shoal.protocol.address import CircuitAddress
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import Memory, Reason, Refusals
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Allowance, Muxer, read_bounded
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
+with only_what_runs():
     from google.protobuf.message import DecodeError
     from libp2p.connection_types import ConnectionType
     from libp2p.io.abc import ReadWriteCloser

@@ -36,6 +36,7 @@ from shoal.protocol.identity import MalformedPeerId, PeerId, parse_peer_id
 from shoal.protocol.limits import Rates
 from shoal.protocol.wire import SwarmId
 from shoal.swarm.host import Host
+from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.net_stream import VarintFrames
 from shoal.swarm.rendezvous.contacts import ADDRESSES_LIMIT, Contact, Contacts, sort_by_distance
 from shoal.swarm.rendezvous.meeting_points import (
@@ -49,9 +50,9 @@ from shoal.swarm.rendezvous.meeting_points import (
 )
 from shoal.swarm.streams import MessageStream, StreamEnded
 
-# Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.transport.
-from google.protobuf.message import DecodeError  # isort: skip
-from libp2p.kad_dht.pb.kademlia_pb2 import Message  # isort: skip
+with only_what_runs():
+    from google.protobuf.message import DecodeError
+    from libp2p.kad_dht.pb.kademlia_pb2 import Message
 
 KADEMLIA_PROTOCOL = "/ipfs/kad/1.0.0"
 
