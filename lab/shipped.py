@@ -5,16 +5,21 @@ from __future__ import annotations
 import msgspec
 
 from shoal.cli.init import InitOptions, found
+from shoal.cli.options import Strategy
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.strategies.table import DEFAULT_STRATEGY
 
 Tables = dict[str, dict[str, object]]
 
 
-def init_tables(name: str, founders: list[PeerId], workload: str = "regression") -> Tables:
+def init_tables(
+    name: str, founders: list[PeerId], workload: str = "regression", *, strategy: Strategy = DEFAULT_STRATEGY
+) -> Tables:
     """The sections that `shoal init` writes, with these founders in place of the one that it has."""
     identity = Identity.generate()
-    tables: Tables = msgspec.to_builtins(found(InitOptions(swarm_name=name, workload=workload), identity, identity))
+    options = InitOptions(swarm_name=name, workload=workload, strategy=strategy)
+    tables: Tables = msgspec.to_builtins(found(options, identity, identity))
     tables["swarm"] |= {"founders": founders, "authority": founders[0]}
     return tables
 

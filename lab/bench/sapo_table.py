@@ -9,7 +9,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from shoal.cli.render import ShowNow
@@ -17,10 +16,10 @@ from shoal.lab.bench.sapo import OnRound, WarmStarts, measure_sapo
 from shoal.lab.bench.sapo_spec import SapoBench, SapoResult
 from shoal.lab.case import Case, LongCaseOptions, Spec
 from shoal.lab.page import table
+from shoal.lab.results_file import add_result, read_results
 from shoal.lab.targets import Row, Spread, Target
 from shoal.protocol.errors import ConfigError
 
-RESULTS_LIMIT_BYTES: Final = 64 << 20
 ALONE, SHARED = "8/0", "4/4"
 REWARD: Final = {
     "like": Target(name="reward of 4/4, like skills", unit="× that of 8/0, of the worst seed", least=1.1),
@@ -41,7 +40,7 @@ def measure_all(
     results: a file with a document a line. What it has is not measured again, and what is measured is added to it.
     Raises ConfigError for a file that holds something else.
     """
-    known = [] if results is None else read_results(results)
+    known = [] if results is None else read_results(results, SapoResult)
     for seed in seeds:
         starts = WarmStarts()
         for bench in benches:
@@ -49,20 +48,8 @@ def measure_all(
             if found is None:
                 found = measure_sapo(bench, seed=seed, on_round=on_run(bench, seed), starts=starts)
                 if results is not None:
-                    _append(results, found)
+                    add_result(results, found)
             yield found
-
-
-def read_results(path: Path) -> list[SapoResult]:
-    """The results that are in the file; none if there is no file. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            lines = file.read(RESULTS_LIMIT_BYTES).splitlines()
-        return [msgspec.json.decode(line, type=SapoResult) for line in lines if line.strip()]
-    except FileNotFoundError:
-        return []
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"--results {path} does not hold results of this command: {error}; name another") from None
 
 
 # -- what they come to ---------------------------------------------------------------------------------------
@@ -160,14 +147,6 @@ def _is_of(result: SapoResult, bench: SapoBench, seed: int) -> bool:
     return result.seed == seed and all(getattr(result, name) == value for name, value in bench.facts.items())
 
 
-def _append(path: Path, result: SapoResult) -> None:
-    try:
-        with path.open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
-    except OSError as error:
-        raise ConfigError(f"--results {path} cannot be written: {error.strerror}; name another file") from None
-
-
 # -- the commands --------------------------------------------------------------------------------------------
 
 
@@ -196,7 +175,7 @@ class SapoTableOptions(Spec):
 
 def put_together(options: SapoTableOptions, tell: ShowNow) -> list[SapoResult]:
     """Worth of sharing rollouts, by the results of several runs."""
-    results = [one for path in options.results for one in read_results(path)]
+    results = [one for path in options.results for one in read_results(path, SapoResult)]
     if not results:
         names = ", ".join(map(str, options.results))
         raise ConfigError(f"{names}: no results; `shoal bench sapo --results` makes them")

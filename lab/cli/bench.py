@@ -25,6 +25,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "goodput": "goodput:CASE",
     "train": "train_command:CASE",
     "sapo": "sapo_table:CASE",
+    "rollouts": "rollouts:CASE",
     "partial": "partial:CASE",
     "crowd": "crowd:CASE",
     "samplers": "samplers:CASE",

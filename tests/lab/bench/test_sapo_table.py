@@ -16,12 +16,12 @@ from shoal.lab.bench.sapo_table import (
     TABLE,
     SapoTableOptions,
     measure_all,
-    read_results,
     rows_of,
     summary_table,
     to_lines,
 )
 from shoal.lab.case import CaseOptions
+from shoal.lab.results_file import read_results
 from shoal.protocol.errors import ConfigError
 
 OPTIONS = SapoBench(agents=4, rounds=2, settings="8/0,4/4")
@@ -77,7 +77,7 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path, made: list[tupl
         (BENCHES[0], 2),
         (BENCHES[1], 2),
     ]
-    assert len(read_results(path)) == 4
+    assert len(read_results(path, SapoResult)) == 4
     other = replace(BENCHES[0], learning_rate=2e-3)
     all_of(path, [other], 1)
     assert made[-1][:2] == (other, 1)  # another setting of any kind is another run
@@ -93,7 +93,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text('{"reward": 3}\n')
     with pytest.raises(ConfigError, match="--results"):
-        read_results(path)
+        read_results(path, SapoResult)
 
 
 def test_the_table_compares_with_the_first_setting_seed_by_seed() -> None:
