@@ -26,7 +26,7 @@ from shoal.protocol.manifest import (
     render_manifest,
     validate_manifest,
 )
-from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE, DEFAULT_POLICY, DEFAULT_ROLLOUTS
+from shoal.protocol.manifest_rollouts import DEFAULT_POLICY, default_tables
 from shoal.protocol.messages import MEMBER_LIMIT
 from shoal.protocol.seats import longest_wait
 from shoal.protocol.strategies.strategy import Strategy as StrategyRules
@@ -145,8 +145,8 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
         "sync": {"strategy": options.strategy, **({} if implied else {"inner_steps": inner_steps})},
     }
     if shares:
-        tables["rollouts"] = {**DEFAULT_ROLLOUTS, **({"images": True} if averages else {})}
-        tables["inner"] = {"lr": DEFAULT_LEARNING_RATE}
+        for section, keys in default_tables(str(tables["workload"]["name"]), averages=averages).items():
+            tables[section] = {**tables.get(section, {}), **keys}
     elif options.workload == DEFAULT_WORKLOAD:
         tables["inner"] = {"lr": TEXT_LEARNING_RATES[options.optimizer or InnerSection().optimizer]}
     if options.optimizer is not None:

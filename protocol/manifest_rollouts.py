@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,14 +15,36 @@ from shoal.protocol.strategies.table import STRATEGIES, named, strategy_named
 from shoal.protocol.wire import Message
 
 DEFAULT_POLICY = "char-policy"
+DEFAULT_POLICY_OPTIONS = {"style": "rotary"}
+"""For a founder who says nothing. The policy's own defaults stay as they were in 0.1.0, for manifests of then."""
+
 DEFAULT_ROLLOUTS = {
     "tasks": [{"family": name, "config": "easy"} for name in ("base_conversion", "basic_arithmetic", "lcm")],
     "completion_tokens": 8,
 }
 """A section for a founder who says nothing: short answers, that the built-in policy learns to give in minutes."""
 
-DEFAULT_LEARNING_RATE = 2e-4
-"""Of a swarm that shares rollouts, for a founder who says nothing: at 1e-3 policies unlearn what they were taught."""
+DEFAULT_OPTIMIZER, DEFAULT_LEARNING_RATE = "muon", 5e-4
+"""Of the built-in policy where each node has its own, for a founder who says nothing (docs/decisions.md)."""
+OTHER_LEARNING_RATE = 2e-4
+"""Of AdamW, for all other policies: at 1e-3 they unlearn what they were taught."""
+
+
+def default_tables(policy: str, *, averages: bool) -> dict[str, dict[str, Any]]:
+    """Keys of [workload], [inner] and [rollouts], for a founder who says nothing of a policy.
+
+    averages: the swarm averages policies. Then all is as it was measured for that: images of them travel, too.
+    """
+    if averages:
+        return {"workload": {}, "inner": {"lr": OTHER_LEARNING_RATE}, "rollouts": {**DEFAULT_ROLLOUTS, "images": True}}
+    if policy != DEFAULT_POLICY:
+        return {"workload": {}, "inner": {"lr": OTHER_LEARNING_RATE}, "rollouts": {**DEFAULT_ROLLOUTS}}
+    return {
+        "workload": {"options": dict(DEFAULT_POLICY_OPTIONS)},
+        "inner": {"optimizer": DEFAULT_OPTIMIZER, "lr": DEFAULT_LEARNING_RATE},
+        "rollouts": {**DEFAULT_ROLLOUTS},
+    }
+
 
 TASK_LIMIT = 256
 GROUPS_LIMIT = 256

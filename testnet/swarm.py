@@ -35,7 +35,7 @@ from shoal.protocol.manifest import (
     SwarmSection,
     validate_manifest,
 )
-from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE, DEFAULT_ROLLOUTS
+from shoal.protocol.manifest_rollouts import default_tables
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.testnet.check import Check, check_swarm
 from shoal.testnet.check_gossip import check_gossip
@@ -94,9 +94,11 @@ async def run_testnet(
 def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
     """The manifest of a testnet's swarm. Raises ConfigError for a workload, strategy or codec that there is not."""
     shares = scenario.synchronisation.shares_rollouts
+    defaults = default_tables(scenario.workload, averages=False) if shares else {"workload": {}, "inner": {}}
+    options = {**defaults["workload"].get("options", {}), **scenario.options}
     tables = {
         "swarm": SwarmSection(name="testnet", founders=founders, admission="open"),
-        "workload": WorkloadSection(name=scenario.workload, seed=scenario.seed, options=scenario.options),
+        "workload": WorkloadSection(name=scenario.workload, seed=scenario.seed, options=options),
         "sync": {
             "inner_steps": scenario.inner_steps,
             "strategy": scenario.strategy,
@@ -106,7 +108,7 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
         },
         "inner": {
             "warmup_tokens": WARMUP_TOKENS,
-            **({"lr": DEFAULT_LEARNING_RATE} if shares else {}),
+            **defaults["inner"],
             **scenario.inner,
         },
         "round": {
@@ -115,7 +117,7 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
             "reduce_deadline_s": REDUCE_DEADLINE_S,
             **scenario.round,
         },
-        **({"rollouts": {**DEFAULT_ROLLOUTS, **scenario.rollouts}} if shares else {}),
+        **({"rollouts": {**defaults["rollouts"], **scenario.rollouts}} if shares else {}),
     }
     return validate_manifest(msgspec.to_builtins(tables), source="the scenario")
 

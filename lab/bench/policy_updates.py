@@ -27,12 +27,11 @@ from shoal.collectives.codecs import F32, final_chunk_codec
 from shoal.collectives.grid import Grid
 from shoal.collectives.policy_image import VALUE_BYTES, encode_changes, image_of
 from shoal.lab.bench.machine import one_thread
-from shoal.node.sapo.averaging import module_of
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.policies import PolicyLimits, load_policy
-from shoal.node.sapo.policy import Policy
+from shoal.node.sapo.policy import Policy, module_of
+from shoal.node.sapo.policy_optimizer import policy_optimizer
 from shoal.node.sapo.tasks import TaskChoice
-from shoal.node.sapo.updates import optimizer_of
 from shoal.node.sapo.warm_up import Lessons, teach
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.protocol.manifest import Manifest
@@ -100,7 +99,7 @@ def measure_updates(manifest: Manifest, updates: Sequence[tuple[float, int]]) ->
     ]
     lessons = Lessons(choices, seed=manifest.workload.seed, stream="lessons")
     with one_thread():
-        optimizer = optimizer_of(policy, TAUGHT_RATE)
+        optimizer = policy_optimizer(policy, TAUGHT_RATE)
         _teach(policy, optimizer, lessons, TAUGHT_STEPS)
         before = _values(policy)
         ways = Ways(Grid(before.size, manifest.round.chunk_values), manifest.sync.plan_codec)
@@ -116,7 +115,7 @@ def measure_updates(manifest: Manifest, updates: Sequence[tuple[float, int]]) ->
 
 def _teach(policy: Policy, optimizer: torch.optim.Optimizer, lessons: Lessons, steps: int) -> None:
     for _ in range(steps):
-        teach(policy, optimizer, lessons.draw(LESSONS))
+        teach(policy, lessons.draw(LESSONS), step=optimizer.step)
 
 
 def _values(policy: Policy) -> F32:

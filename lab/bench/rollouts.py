@@ -174,7 +174,8 @@ class RolloutsSwarm(Swarm):
 def rollouts_manifest(founders: list[PeerId], *, pair: tuple[int, int], reward: float, seed: int) -> Manifest:
     """The manifest of `shoal init --strategy rollouts`, but for I/J, the warm-up's end and the seed."""
     tables = init_tables("rollouts", founders, next(iter(BUILT_IN)), strategy="rollouts")
-    tables["workload"] |= {"seed": seed, "options": {"warm_up_reward": reward}}
+    written = validate_manifest(tables, source="the benchmark").workload.options
+    tables["workload"] |= {"seed": seed, "options": {**written, "warm_up_reward": reward}}
     tables["rollouts"] |= {"local": pair[0], "external": pair[1]}
     return validate_manifest(tables, source="the benchmark")
 

@@ -71,6 +71,7 @@ class Begin(Message, frozen=True, kw_only=True):
     role: Role
     rollouts: RolloutsSection
     learning_rate: float
+    optimizer: str = "adamw"
     clip_norm: float
     device: str
     data: str | None = None

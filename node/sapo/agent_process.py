@@ -75,6 +75,7 @@ class Agent:
                 trains=begin.role == "train",
                 updates=UpdateSettings(
                     learning_rate=begin.learning_rate,
+                    optimizer=begin.optimizer,
                     gradient_limit=begin.clip_norm,
                     terms=section.external_terms,
                 ),

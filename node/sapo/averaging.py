@@ -14,15 +14,13 @@ import math
 import time
 from pathlib import Path
 
-from torch import nn
-
 from shoal.node.loops.loop_client import Anchor, LoopClient, NoDaemon, attach
 from shoal.node.loops.loop_daemon import MANIFEST_NAME, POLL_S, LoopDaemon
 from shoal.node.outcome import TRAINING_LOSS
 from shoal.node.own_loop import Swarm
 from shoal.node.sapo.agent_messages import RoundReport
 from shoal.node.sapo.learner import Learner
-from shoal.node.sapo.policy import Policy, trained_parameters
+from shoal.node.sapo.policy import module_of
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.manifest import Manifest, load_manifest
@@ -84,14 +82,3 @@ class OwnDaemon(LoopDaemon):
                         f"the node on {self.data_dir} does not take its own agent; see its log"
                     ) from None
             time.sleep(POLL_S)
-
-
-def module_of(policy: Policy) -> nn.Module:
-    """A module with the policy's trained parameters, and no other that is trained."""
-    trained = list(trained_parameters(policy).values())
-    model = getattr(policy, "model", None)
-    if isinstance(model, nn.Module):
-        held = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-        if held == {id(parameter) for parameter in trained}:
-            return model
-    return nn.ParameterList(trained)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from shoal.node.sapo.policies import PolicyLimits
 from shoal.node.sapo.policy import Batch, Rollout, Sample, completion_mask, extend_together
 from shoal.node.sapo.warm_up import WarmUpSettings
-from shoal.node.workloads.gpt import Cache, Gpt, GptSettings
+from shoal.node.workloads.gpt import LAYOUTS, Cache, Gpt, GptSettings, Style
 from shoal.protocol.errors import ConfigError
 
 PAD: Final = 0
@@ -43,7 +43,8 @@ ALPHABET: Final = string.digits + string.ascii_letters + string.punctuation + " 
 class CharModelSettings:
     """Size and limits. A prompt keeps its last `prompt_chars` characters: these questions end with what is asked.
 
-    alphabet: the characters that completions may have, each once. temperature: of sampling.
+    alphabet: the characters that completions may have, each once. temperature: of sampling. style: of the network
+    (`shoal.node.workloads.gpt`); of the two rotary learns more from as many tasks.
     """
 
     width: int = 96
@@ -53,14 +54,19 @@ class CharModelSettings:
     completion_tokens: int = 24
     temperature: float = 1.0
     alphabet: str = ALPHABET
+    style: Style = "learned"
 
     def __post_init__(self) -> None:
         """Raises ConfigError for what no model can be made of."""
+        if self.style not in LAYOUTS:
+            raise ConfigError(f"the character model's style must be one of {', '.join(LAYOUTS)}, not {self.style!r}")
         for name in ("width", "layers", "heads", "prompt_chars", "completion_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"the character model's {name} must be at least 1, not {getattr(self, name)}")
-        if self.width % self.heads:
-            raise ConfigError(f"the character model's width {self.width} must be a multiple of its {self.heads} heads")
+        parts = self.heads if self.style == "learned" else 2 * self.heads
+        if self.width % parts:
+            what = "its heads" if self.style == "learned" else "twice its heads"
+            raise ConfigError(f"the character model's width {self.width} must be a multiple of {what}, {parts}")
         if not self.temperature > 0:
             raise ConfigError(f"the character model's temperature must be above 0, not {self.temperature}")
         if not self.alphabet or len(set(self.alphabet)) != len(self.alphabet):
@@ -75,7 +81,7 @@ class CharModelSettings:
             layers=self.layers,
             heads=self.heads,
             context=self.prompt_chars + 1 + self.completion_tokens,
-            style="learned",
+            style=self.style,
         )
 
 
@@ -228,8 +234,8 @@ def _pack(samples: Sequence[Sample]) -> list[_Pack]:
 class CharPolicyFactory:
     """A small policy over characters, which runs on the CPU; see `CharModelSettings` and `WarmUpSettings`.
 
-    prompt_chars: of a question, its last. warm_up_reward: it is taught right answers until it earns so much, in
-    warm_up_updates updates at most, 0 for no teaching.
+    prompt_chars: of a question, its last. style: of the network, rotary or learned. warm_up_reward: it is taught right
+    answers until it earns so much, in warm_up_updates updates at most, 0 for no teaching.
     """
 
     def __init__(
@@ -240,6 +246,7 @@ class CharPolicyFactory:
         heads: int = 4,
         prompt_chars: int = 64,
         alphabet: str = ALPHABET,
+        style: Style = "learned",
         warm_up_reward: float = 0.2,
         warm_up_updates: int = 800,
     ) -> None:
@@ -248,7 +255,7 @@ class CharPolicyFactory:
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"policy 'char-policy': {name} = {value!r} is no whole number; write one")
         self._settings = CharModelSettings(
-            width=width, layers=layers, heads=heads, prompt_chars=prompt_chars, alphabet=alphabet
+            width=width, layers=layers, heads=heads, prompt_chars=prompt_chars, alphabet=alphabet, style=style
         )
         self.warm_up = WarmUpSettings(reward=warm_up_reward, updates=warm_up_updates) if warm_up_updates else None
 

@@ -317,6 +317,7 @@ class RolloutEngine:
             role=config.rollouts,
             rollouts=msgspec.structs.replace(section, **{key: n for key, n in own.items() if n is not None}),
             learning_rate=manifest.inner.lr,
+            optimizer=manifest.inner.optimizer,
             clip_norm=manifest.inner.clip_norm,
             device=config.device,
             data=None if config.data is None else str(Path(config.data).absolute()),

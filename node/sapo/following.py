@@ -16,8 +16,9 @@ import torch
 from shoal.node.loops.loop_client import AnchorHere, LoopClient, Order
 from shoal.node.pipe import Pause, Resume
 from shoal.node.sapo.agent_messages import RoundReport
-from shoal.node.sapo.averaging import METRIC, OwnDaemon, module_of
+from shoal.node.sapo.averaging import METRIC, OwnDaemon
 from shoal.node.sapo.learner import Learner
+from shoal.node.sapo.policy import module_of
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import Evaluate, Evaluated, Initial, WriteInitial
 from shoal.protocol.errors import ConfigError, NetworkError

@@ -22,6 +22,7 @@ import torch
 
 from shoal.node.sapo.learner import Learner
 from shoal.node.sapo.policy import Policy, trained_parameters
+from shoal.node.sapo.policy_optimizer import has_moments
 from shoal.node.state.store import disk_errors
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.protocol.errors import StorageError
@@ -44,10 +45,10 @@ def save(learner: Learner, folder: Path, *, policy: str) -> None:
     """Write what `learner` knows between two rounds; only the newest KEPT_FILES files remain. Raises StorageError."""
     parameters = _parameters(learner)
     state = learner.optimizer.state_dict()["state"]
-    moments = tuple(sorted(state[0])) if len(state) == len(parameters) else ()
+    moments = tuple(sorted({moment for kept in state.values() for moment in kept}))
     tensors = [tensor_bytes(f"policy.{at}", parameter) for at, parameter in enumerate(parameters)]
     tensors += [
-        tensor_bytes(f"{moment}.{at}", state[at][moment]) for at in range(len(parameters)) for moment in moments
+        tensor_bytes(f"{moment}.{at}", value) for at in sorted(state) for moment, value in sorted(state[at].items())
     ]
     tensors.append(tensor_bytes("random", learner.random.get_state()))
     progress = Progress(
@@ -112,11 +113,16 @@ def _take_over(learner: Learner, file: TensorFile, policy: str) -> int:
     """Raises DamagedFile, StorageError; the learner is as it was then."""
     parameters = _parameters(learner)
     # All is read before anything is changed.
+    names = set(file.names)
     progress, values = _read_values(file, parameters, policy)
     moments = {
-        at: {moment: _moment(file, f"{moment}.{at}", parameter) for moment in progress.moments}
+        at: {
+            moment: _moment(file, f"{moment}.{at}", parameter)
+            for moment in progress.moments
+            if f"{moment}.{at}" in names
+        }
         for at, parameter in enumerate(parameters)
-        if progress.moments
+        if progress.moments and has_moments(learner.optimizer, progress.moments)
     }
     random = _tensor(file, "random", torch.uint8)
     if random.shape != learner.random.get_state().shape:

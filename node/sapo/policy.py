@@ -152,6 +152,17 @@ def trained_parameters(policy: Policy) -> dict[str, nn.Parameter]:
     return {names[id(parameter)]: parameter for parameter in trained}
 
 
+def module_of(policy: Policy) -> nn.Module:
+    """A module with the policy's trained parameters, and no other that is trained."""
+    trained = list(trained_parameters(policy).values())
+    model = getattr(policy, "model", None)
+    if isinstance(model, nn.Module):
+        held = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        if held == {id(parameter) for parameter in trained}:
+            return model
+    return nn.ParameterList(trained)
+
+
 def completion_mask(samples: Sequence[Sample]) -> torch.Tensor:
     """Return where `Policy.log_probs` holds a token: (len(samples), tokens of the longest completion) bool."""
     lengths = torch.tensor([len(sample.completion) for sample in samples])

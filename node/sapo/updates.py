@@ -18,8 +18,9 @@ from shoal.node.sapo.grpo import (
     grpo_loss,
     truncated_weights,
 )
-from shoal.node.sapo.policy import Policy, Sample, completion_mask, trained_parameters
-from shoal.protocol.manifest_rollouts import DEFAULT_LEARNING_RATE
+from shoal.node.sapo.policy import Policy, Sample, completion_mask
+from shoal.node.sapo.policy_optimizer import ADAMW, policy_optimizer
+from shoal.protocol.manifest_rollouts import OTHER_LEARNING_RATE
 from shoal.protocol.rollouts import Drawn
 
 GRADIENT_LIMIT = 1.0
@@ -28,12 +29,14 @@ GRADIENT_LIMIT = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
-    """The training on a round's rows: in one update, by AdamW without decay.
+    """The training on a round's rows: in one update.
 
-    gradient_limit: the norm that a gradient is cut to. terms: what others' completions count for.
+    gradient_limit: the norm that a gradient is cut to. terms: what others' completions count for. optimizer: by the
+    name that a manifest gives it.
     """
 
-    learning_rate: float = DEFAULT_LEARNING_RATE
+    learning_rate: float = OTHER_LEARNING_RATE
+    optimizer: str = ADAMW
     gradient_limit: float = GRADIENT_LIMIT
     terms: ExternalTerms = "positive"
 
@@ -107,11 +110,6 @@ class Update:
     clipped: float
 
 
-def optimizer_of(policy: Policy, learning_rate: float) -> torch.optim.Optimizer:
-    """An optimizer of the parameters that training changes."""
-    return torch.optim.AdamW(trained_parameters(policy).values(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-
-
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """Return what the optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -123,7 +121,7 @@ class Updater:
     def __init__(self, policy: Policy, settings: UpdateSettings) -> None:
         self._policy = policy
         self._settings = settings
-        self.optimizer = optimizer_of(policy, settings.learning_rate)
+        self.optimizer = policy_optimizer(policy, settings.learning_rate, settings.optimizer)
         """With its moments, which a restart takes over."""
 
     def train(self, rows: Sequence[Row]) -> Update | None:

@@ -53,6 +53,17 @@ def matrices(model: torch.nn.Module, parameters: Sequence[torch.nn.Parameter]) -
     return tuple(parameter.dim() == 2 and tuple(parameter.shape) not in shapes for parameter in parameters)
 
 
+def move(
+    matrix: torch.Tensor, gradient: torch.Tensor, momentum: torch.Tensor, *, lr: float, weight_decay: float
+) -> None:
+    """Take one step in place: the momentum first, then the matrix. A collective where it is cut."""
+    own_rows(momentum).mul_(MOMENTUM).add_(own_rows(gradient))
+    update = orthogonalised(whole(gradient.add(momentum, alpha=MOMENTUM)))
+    rows = own_rows(matrix)
+    rows.mul_(1 - lr * weight_decay)
+    rows.add_(own_rows_of(update, matrix).to(rows.dtype), alpha=-lr * RMS * math.sqrt(max(matrix.shape)))
+
+
 class Muon:
     """A momentum of each matrix, and AdamW's moments of all other parameters, on the parameter's device."""
 
@@ -102,9 +113,5 @@ class Muon:
             gradient = parameter.grad
             if gradient is None:
                 continue
-            own_rows(momentum).mul_(MOMENTUM).add_(own_rows(gradient))
-            update = orthogonalised(whole(gradient.add(momentum, alpha=MOMENTUM)))
-            rows = own_rows(parameter)
-            rows.mul_(1 - lr * self._weight_decay)
-            rows.add_(own_rows_of(update, parameter).to(rows.dtype), alpha=-lr * RMS * math.sqrt(max(parameter.shape)))
+            move(parameter, gradient, momentum, lr=lr, weight_decay=self._weight_decay)
         self._others.step(lr)

@@ -346,20 +346,21 @@ def test_init_where_who_has_no_seat_waits_outside_names_voters_and_keeps_the_wor
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "told", "written"),
     [
-        (("--workload", "text"), ["# width = 128", "# layers = 4", "# context = 128", '# dtype = "auto"']),
-        (("--workload", "causal-lm"), ["# model is needed", '# init = "pretrained"', "# batch = 8"]),
-        (("--strategy", "rollouts"), ["# width = 96", "# warm_up_updates = 800"]),
+        (("--workload", "text"), ["# width = 128", "# layers = 4", "# context = 128", '# dtype = "auto"'], {}),
+        (("--workload", "causal-lm"), ["# model is needed", '# init = "pretrained"', "# batch = 8"], {}),
+        (("--strategy", "rollouts"), ["# width = 96", "# warm_up_updates = 800"], {"style": "rotary"}),
+        (("--workload", "char-policy"), ["# width = 96"], {}),
     ],
 )
 def test_init_names_the_options_of_the_workload_with_their_defaults(
-    tmp_path: Path, options: tuple[str, ...], told: list[str]
+    tmp_path: Path, options: tuple[str, ...], told: list[str], written: dict[str, str]
 ) -> None:
     assert init(tmp_path, *options) == 0
     _, _, below = (tmp_path / "swarm.toml").read_text().partition("\n[workload.options]\n")
     lines = below.partition("\n\n")[0].splitlines()
-    assert all(line.startswith("# ") for line in lines)
+    assert [line for line in lines if not line.startswith("# ")] == [f'{key} = "{written[key]}"' for key in written]
     assert set(told) <= set(lines)
     assert not any(line.startswith("# data =") for line in lines)
-    assert load_manifest(tmp_path / "swarm.toml").workload.options == {}
+    assert load_manifest(tmp_path / "swarm.toml").workload.options == written

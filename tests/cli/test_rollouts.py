@@ -18,7 +18,6 @@ from shoal.node.options import parse_engine
 from shoal.node.outcome import Progress, RoundShared
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.events import TaskRewards
-from shoal.node.sapo.updates import UpdateSettings
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import parse_manifest, render_manifest
@@ -40,7 +39,8 @@ def test_init_founds_a_swarm_that_can_be_run(tmp_path: Path) -> None:
     assert manifest.workload.name == "char-policy"
     assert manifest.rollouts is not None
     assert [entry.family for entry in manifest.rollouts.tasks] == ["base_conversion", "basic_arithmetic", "lcm"]
-    assert manifest.inner.lr == UpdateSettings().learning_rate == 2e-4
+    assert (manifest.inner.optimizer, manifest.inner.lr) == ("muon", 5e-4)
+    assert manifest.workload.options == {"style": "rotary"}
     config = config_of(RunOptions(manifest=path, rollouts="sample", local_groups=2, external_groups=0, group_size=16))
     assert (config.rollouts, config.local_groups, config.external_groups, config.group_size) == ("sample", 2, 0, 16)
 

@@ -98,7 +98,10 @@ def test_what_a_scenario_of_rollouts_implies() -> None:
     manifest = swarm.testnet_manifest(demo, [Identity.from_seed(bytes(32)).peer_id])
     assert manifest.workload.name == "char-policy"
     assert manifest.rollouts is not None
-    assert manifest.inner.lr == 2e-4
+    assert (manifest.inner.optimizer, manifest.inner.lr) == ("muon", 5e-4)
+    assert manifest.workload.options == {"style": "rotary"}
+    other = swarm.testnet_manifest(Scenario(strategy="rollouts", options={"width": 32}), [manifest.swarm.founders[0]])
+    assert other.workload.options == {"style": "rotary", "width": 32}
     scenario = Scenario(strategy="rollouts", rollouts={"external": 7, "group_size": 3})
     section = swarm.testnet_manifest(scenario, [Identity.from_seed(bytes(32)).peer_id]).rollouts
     assert section is not None

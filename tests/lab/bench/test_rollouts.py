@@ -103,7 +103,7 @@ def test_the_manifest_is_the_one_that_init_writes_but_for_what_is_measured(tmp_p
     ours = sections((4, 4), 0)
     for section in ("sync", "inner", "round", "rollouts", "agreement", "membership"):
         assert ours[section] == written[section], section
-    assert ours["workload"] == written["workload"] | {"options": {"warm_up_reward": 0.05}}
+    assert ours["workload"] == written["workload"] | {"options": {"style": "rotary", "warm_up_reward": 0.05}}
     alone = sections((8, 0), 3)
     assert alone["rollouts"] == written["rollouts"] | {"local": 8, "external": 0}
     assert alone["workload"]["seed"] == 3

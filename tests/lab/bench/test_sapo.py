@@ -35,7 +35,7 @@ def tiny_bench(**changes: object) -> SapoBench:
         "rounds": 4,
         "group_size": 4,
         "model": TINY,
-        "warm_up": WarmUpSettings(updates=60, probes=32, rows=16),
+        "warm_up": WarmUpSettings(updates=120, probes=32, rows=16),
         "warm_up_reward": 0.05,
     }
     return SapoBench(**(settings | changes))  # type: ignore[arg-type]

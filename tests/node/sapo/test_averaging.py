@@ -12,9 +12,10 @@ import torch
 from shoal.node.loops.external_trainer import Detached
 from shoal.node.pipe import Stop
 from shoal.node.sapo.agent_messages import RoundReport
-from shoal.node.sapo.averaging import METRIC, Averaging, module_of
+from shoal.node.sapo.averaging import METRIC, Averaging
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings
+from shoal.node.sapo.policy import module_of
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.training.trainer_messages import Evaluate, Evaluated
 from tests.node.loop_ends import DaemonEnd, Ends, flat

@@ -48,7 +48,7 @@ def test_policy_of_transformers_is_loaded_from_the_nodes_own_folder(tmp_path: Pa
     [
         ("chr-policy", {}, "unknown policy 'chr-policy'; did you mean 'char-policy'?"),
         ("char-policy", {"widht": 3}, "has no option 'widht'; did you mean 'width'?"),
-        ("char-policy", {"width": 10, "heads": 4}, "must be a multiple of its 4 heads"),
+        ("char-policy", {"width": 10, "heads": 4}, "must be a multiple of its heads, 4"),
         ("char-policy", {"width": 1.5}, "width = 1.5 is no whole number"),
         ("char-policy", {"width": True}, "width = True is no whole number"),
         ("char-policy", {"alphabet": "aa"}, "each of them once"),
