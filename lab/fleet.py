@@ -54,7 +54,12 @@ TOGETHER_S_PER_NODE: Final = 12.0
 
 
 class Swarm(Fleet):
-    """Swarm of `count` founders, of the manifest that `manifest_of` makes of their names, in an empty folder."""
+    """Swarm of `count` founders, of the manifest that `manifest_of` makes of their names, in an empty folder.
+
+    ends_by_itself: its nodes were told for how many rounds to run, so one that ends in order has not crashed.
+    """
+
+    ends_by_itself = False
 
     def __init__(
         self,
@@ -232,7 +237,8 @@ class Swarm(Fleet):
         return check_swarm(settle(record, self.witnesses), record.certified_rounds())
 
     def _crashed(self) -> NodeProcess | None:
-        return next((one for one in self.nodes if one.lives and not one.alive and one.struck is None), None)
+        ended = (one for one in self.nodes if one.lives and not one.alive and one.struck is None)
+        return next((one for one in ended if one.lives[-1].exit_code or not self.ends_by_itself), None)
 
     def error_of(self, node: NodeProcess) -> ShoalError:
         """Return the error for a node that ended by itself, with its last words."""

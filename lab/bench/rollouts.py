@@ -15,9 +15,8 @@ import re
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Final
@@ -36,7 +35,7 @@ from shoal.node.option import Option, Within
 from shoal.node.reporting.events import AgentStarted, HeldOutReward, Rollouts
 from shoal.node.sapo.policies import BUILT_IN
 from shoal.node.sapo.warm_up import WarmUpSettings
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.testnet.nodes import Runtime
@@ -137,11 +136,14 @@ class RolloutsRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutsSwarm(Swarm):
-    """Nodes that share rollouts, in an empty `folder`."""
+    """Nodes that share rollouts until each has made its rounds, in an empty `folder`."""
+
+    ends_by_itself = True
 
     def __init__(self, folder: Path, bench: RolloutsBench, pair: tuple[int, int], seed: int) -> None:
         manifest = partial(rollouts_manifest, pair=pair, reward=bench.warm_up_reward, seed=seed)
-        super().__init__(folder, bench.nodes, manifest, runtime=Runtime(command=untested_command))
+        runtime = Runtime(command=lambda launch: untested_command(replace(launch, rounds=bench.rounds)))
+        super().__init__(folder, bench.nodes, manifest, runtime=runtime)
 
     def warmed_up(self) -> bool:
         """True once every agent is ready."""
@@ -152,20 +154,21 @@ class RolloutsSwarm(Swarm):
         return all(len(self.journal.of(Rollouts, node.index)) >= rounds for node in self.nodes)
 
     def is_through(self, rounds: int) -> bool:
-        """True once every node has made its rounds and was tried after them."""
-        return self.has_made(rounds) and all(
-            any(one.round >= rounds for one in self.journal.of(HeldOutReward, node.index)) for node in self.nodes
+        """True once every node was tried after its last round."""
+        return all(
+            any(one.round == rounds for one in self.journal.of(HeldOutReward, node.index)) for node in self.nodes
         )
 
     def run_of(self, index: int, rounds: int) -> NodeRun:
-        """A node's first `rounds` rounds."""
-        made = list(islice(self.journal.of(Rollouts, index), rounds))
+        """Everything that a node did in its `rounds` rounds."""
+        made = self.journal.of(Rollouts, index)
         points = [HeldOutPoint(one.round, one.reward, one.by_family) for one in self.journal.of(HeldOutReward, index)]
-        last = next(at for at, one in enumerate(points) if one.round >= rounds)
+        if (len(made), points[-1].round) != (rounds, rounds):
+            raise NetworkError(f"node {index} made {len(made)} of {rounds} rounds; see its log")
         return NodeRun(
             warm_up_reward=self.journal.of(AgentStarted, index)[0].warm_up_reward,
             rewards=tuple(round(one.reward or 0.0, 4) for one in made),
-            held_out=tuple(points[: last + 1]),
+            held_out=tuple(points),
             informative=round(statistics.fmean(one.informative for one in made), 3),
             external=round(statistics.fmean(one.external for one in made), 3),
         )

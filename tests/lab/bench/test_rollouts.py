@@ -12,8 +12,9 @@ from shoal.cli.main import execute
 from shoal.lab.bench.rollouts import HeldOutPoint, NodeRun, RolloutsBench, RolloutsRun, RolloutsSwarm, rows_of, run
 from shoal.lab.results_file import add_result
 from shoal.node.reporting.events import AgentStarted, HeldOutReward, Rollouts
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.manifest import load_manifest
+from shoal.testnet.nodes import Life
 
 
 def node(before: float, after: float, rewards: tuple[float, ...] = (0.5, 0.5)) -> NodeRun:
@@ -74,20 +75,31 @@ def test_a_run_ends_when_every_node_made_its_rounds_and_was_tried_after_them(tmp
         swarm.journal.add(index, AgentStarted(at=0.0, round=0, warm_up_reward=0.06))
         swarm.journal.add(index, HeldOutReward(at=0.0, round=0, reward=0.1))
     assert swarm.warmed_up()
-    for at, reward in enumerate((0.25, None, 0.75)):
+    for at, reward in enumerate((0.25, None)):
         swarm.journal.add(0, Rollouts(at=1.0, round=at, reward=reward, external=4 * at, informative=at))
         swarm.journal.add(1, Rollouts(at=1.0, round=at, reward=1.0))
     swarm.journal.add(0, HeldOutReward(at=2.0, round=1, reward=0.9))
-    swarm.journal.add(0, HeldOutReward(at=2.0, round=3, reward=0.2))
-    swarm.journal.add(0, HeldOutReward(at=2.0, round=5, reward=0.8))
-    assert swarm.has_made(3)
+    swarm.journal.add(0, HeldOutReward(at=2.0, round=2, reward=0.2))
+    assert swarm.has_made(2)
+    assert not swarm.has_made(3)
     assert not swarm.is_through(2), "the other was not tried yet"
     swarm.journal.add(1, HeldOutReward(at=2.0, round=2, reward=0.2))
     assert swarm.is_through(2)
     found = swarm.run_of(0, 2)
-    assert found.rewards == (0.25, 0.0), "rounds after the last that counts do not"
-    assert [(one.round, one.reward) for one in found.held_out] == [(0, 0.1), (1, 0.9), (3, 0.2)]
+    assert found.rewards == (0.25, 0.0)
+    assert [(one.round, one.reward) for one in found.held_out] == [(0, 0.1), (1, 0.9), (2, 0.2)]
     assert (found.informative, found.external, found.warm_up_reward) == (0.5, 2.0, 0.06)
+    with pytest.raises(NetworkError, match="node 0 made 2 of 3 rounds"):
+        swarm.run_of(0, 3)
+
+
+def test_a_node_that_made_its_rounds_may_end_and_one_that_fails_may_not(tmp_path: Path) -> None:
+    swarm = RolloutsSwarm(tmp_path, RolloutsBench(nodes=2, rounds=2), (4, 4), 7)
+    node = swarm.nodes[0]
+    node.lives.append(Life(pid=1, started_at=0.0, ended_at=1.0, exit_code=0))
+    assert swarm._crashed() is None
+    node.lives[-1].exit_code = 1
+    assert swarm._crashed() is node
 
 
 def test_the_manifest_is_the_one_that_init_writes_but_for_what_is_measured(tmp_path: Path) -> None:
