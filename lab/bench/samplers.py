@@ -64,6 +64,7 @@ CHANGES: Final = Target(
 CHANGED: Final = Target(
     name="what a sampler fetched for an update by what changed in bf16, beside the whole policy", unit="×"
 )
+CHANGED_LITTLE: Final = Target(name="the same, for one step at 1e-6", unit="×", most=1 / 20, aim=1 / 100)
 UPDATE: Final = Target(name="what came to a sampler for a round, beside the whole policy in bf16", unit="×")
 
 
@@ -79,6 +80,12 @@ class SamplersBench(Spec):
     lr: Annotated[
         float, Option("--lr", help="Learning rate of the trainers; 0: what init writes.", check=Within(0, 1))
     ] = 0.0
+    inner_steps: Annotated[
+        int,
+        Option(
+            "--inner-steps", help="Steps of an agent between two rounds; 0: what init writes.", check=Within(0, 1024)
+        ),
+    ] = 0
     share: Annotated[float, Option("--share", help="Of one core, for each node.", check=Within(0.01, 1))] = 0.2
 
 
@@ -127,7 +134,9 @@ class SamplersResult(msgspec.Struct, frozen=True, kw_only=True):
             TIMES.row(self.times),
             MEMORY.row(None if memory is None else memory * 1e6 / 2**20),
             UPDATE.row(None if update is None else update / self.beside.policy_bytes),
-            CHANGED.row(None if changes is None else changes.bytes / changes.times / self.beside.policy_bytes),
+            (CHANGED_LITTLE if (self.bench.lr, self.bench.inner_steps) == (SMALL_RATE, 1) else CHANGED).row(
+                None if changes is None else changes.bytes / changes.times / self.beside.policy_bytes
+            ),
             CHANGES.row(next((one.changes_bytes / one.whole_bytes for one in self.updates if _is_small(one)), None)),
         )
 
@@ -152,7 +161,7 @@ class SamplersSwarm(Swarm):
         self.trainers = range(bench.trainers)
         self.samplers = range(bench.trainers, bench.trainers + samplers)
         runtime = Runtime(command=partial(_command, len(self.trainers)))
-        manifest = partial(samplers_manifest, bench.trainers, lr=bench.lr)
+        manifest = partial(samplers_manifest, bench.trainers, lr=bench.lr, inner_steps=bench.inner_steps)
         super().__init__(folder, bench.trainers + samplers, manifest, runtime=runtime)
 
     def has_begun(self) -> bool:
@@ -214,14 +223,16 @@ def _difference(before: Mapping[int, Followed], after: Mapping[int, Followed]) -
     return found
 
 
-def samplers_manifest(trainers: int, peers: list[PeerId], *, lr: float = 0.0) -> Manifest:
+def samplers_manifest(trainers: int, peers: list[PeerId], *, lr: float = 0.0, inner_steps: int = 0) -> Manifest:
     """The manifest of `shoal init --workload char-policy`, of which the trainers are the founders.
 
-    lr: in place of what it writes, unless 0.
+    lr, inner_steps: in place of what it writes, unless 0.
     """
     tables = init_tables("samplers", peers[:trainers], workload=next(iter(BUILT_IN)))
     if lr:
         tables["inner"]["lr"] = lr
+    if inner_steps:
+        tables["sync"]["inner_steps"] = inner_steps
     return validate_manifest(tables, source="the benchmark")
 
 

@@ -104,8 +104,22 @@ async def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_no
     assert swarm.manifest.workload.name == "char-policy"
     assert swarm.manifest.rollouts is not None
     assert swarm.manifest.rollouts.images
-    slow = SamplersSwarm(SamplersBench(trainers=1, lr=1e-6), 1, tmp_path / "slow").manifest
+    slow = SamplersSwarm(SamplersBench(trainers=1, lr=1e-6, inner_steps=1), 1, tmp_path / "slow").manifest
     assert slow.inner.lr == 1e-6 != swarm.manifest.inner.lr
+    assert slow.sync.inner_steps == 1 != swarm.manifest.sync.inner_steps
+
+
+@pytest.mark.parametrize(
+    ("lr", "inner_steps", "fetched", "met"),
+    [(1e-6, 1, 10, True), (1e-6, 1, 11, False), (1e-6, 0, 11, None), (1e-5, 1, 11, None)],
+)
+def test_what_one_small_step_changes_is_to_be_fetched_in_little(
+    lr: float, inner_steps: int, fetched: int, met: bool | None
+) -> None:
+    beside = window(1.0, fetched={"changes": FetchedStatus(times=2, bytes=2 * fetched)})
+    bench = SamplersBench(lr=lr, inner_steps=inner_steps)
+    found = SamplersResult(bench=bench, means="a quota", alone=window(1.0), beside=beside)
+    assert found.rows[3].met is met
 
 
 def test_smaller_steps_change_fewer_values_and_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
