@@ -82,9 +82,7 @@ class SamplersBench(Spec):
     ] = 0.0
     inner_steps: Annotated[
         int,
-        Option(
-            "--inner-steps", help="Steps of an agent between two rounds; 0: what init writes.", check=Within(0, 1024)
-        ),
+        Option("--inner-steps", help="An agent's steps between rounds; 0: what init writes.", check=Within(0, 1024)),
     ] = 0
     share: Annotated[float, Option("--share", help="Of one core, for each node.", check=Within(0.01, 1))] = 0.2
 
