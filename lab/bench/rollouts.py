@@ -51,8 +51,15 @@ SELDOM: Final = 0.1
 """Right answers are rarer than this where sharing is to be worth more."""
 RISE: Final = Target(name="greedy reward after the rounds, with 4/4", unit="× that before", least=1.3, aim=1.9)
 RISE_LEAST: Final = Target(name="the same, of the worst seed", unit="× that before", least=1.0)
-WORTH: Final = Target(name="reward in all rounds of 4/4", unit="× that of 8/0", least=1.1, aim=1.9)
-WORTH_SELDOM: Final = Target(name="reward in all rounds of 4/4", unit="× that of 8/0", least=1.25, aim=1.9)
+OFTEN_LEAST, SELDOM_LEAST = 1.1, 1.25
+WORTHS: Final = {
+    least: (
+        Target(name="greedy reward after the rounds of 4/4", unit="× that of 8/0", least=least, aim=1.9),
+        Target(name="reward in all rounds of 4/4", unit="× that of 8/0", least=least, aim=1.9),
+    )
+    for least in (OFTEN_LEAST, SELDOM_LEAST)
+}
+"""What sharing adds, by how much it is to add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,11 +244,13 @@ def rows_of(runs: Sequence[RolloutsRun]) -> list[Row]:
     alone = {(one.seed, one.warm_up_reward): one for one in runs if _pair(one) == ALONE and one.reward}
     pairs = [(one, alone.get((one.seed, one.warm_up_reward))) for one in runs if _pair(one) == SHARED]
     worth = [one.reward / other.reward for one, other in pairs if other is not None]
-    target = WORTH_SELDOM if any(one.warm_up_reward < SELDOM for one in runs) else WORTH
+    greedy = [one.greedy(-1) / other.greedy(-1) for one, other in pairs if other is not None and other.greedy(-1)]
+    of_greedy, of_all = WORTHS[SELDOM_LEAST if any(one.warm_up_reward < SELDOM for one in runs) else OFTEN_LEAST]
     return [
         RISE.row(Spread.of_any(rises)),
         RISE_LEAST.row(min(rises, default=None)),
-        target.row(Spread.of_any(worth)),
+        of_greedy.row(Spread.of_any(greedy)),
+        of_all.row(Spread.of_any(worth)),
     ]
 
 

@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 SAPO: tuple[Bug, ...] = (
     bug(
+        "an agent that is started again forgets the moments of Muon",
+        "tests/node/sapo/test_policy_optimizer.py::test_an_agent_that_is_started_again_goes_on_to_the_bit",
+        '    MUON: frozenset({"momentum", "first", "second", "steps"}),\n',
+        '    MUON: frozenset({"momentum"}),\n',
+    ),
+    bug(
         "a score beyond 1 is a reward of 1",
         "tests/node/sapo/test_scorer_faults.py::test_scorer_fault_is_one_line_and_worth_nothing",
         "if not line and -ROUNDING <= value <= 1 + ROUNDING:",

@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "what stands in for unused parts of libp2p stays where others import it from",
+        "tests/swarm/test_libp2p_parts.py::test_who_imports_such_a_part_for_himself_gets_it",
+        "            if sys.modules.get(module.__name__) is module:\n",
+        "            if sys.modules.get(module.__name__) is None:\n",
+    ),
+    bug(
         "who waits for a manifest is not told whom it was asked of",
         "tests/swarm/test_manifest_exchange.py::test_user_who_waits_is_told_what_came_of_whom_and_what_helps",
         "                reasons[peer] = str(error)\n",

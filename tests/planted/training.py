@@ -159,16 +159,16 @@ TRAINING: tuple[Bug, ...] = (
         "tests/node/training/test_sharded_replica.py"
         "::test_two_processes_learn_what_one_does_and_go_on_when_one_is_killed",
         """
-        update = orthogonalised(whole(gradient.add(momentum, alpha=MOMENTUM)))
-        rows = own_rows(parameter)
-        """,
+    update = orthogonalised(whole(gradient.add(momentum, alpha=MOMENTUM)))
+    rows = own_rows(matrix)
+    """,
         """
-        rows = own_rows(parameter)
-        update = orthogonalised(own_rows(gradient.add(momentum, alpha=MOMENTUM)))
-        if True:
-            rows.mul_(1 - lr * self._weight_decay).add_(update, alpha=-lr * RMS * math.sqrt(max(parameter.shape)))
-            continue
-        """,
+    rows = own_rows(matrix)
+    update = orthogonalised(own_rows(gradient.add(momentum, alpha=MOMENTUM)))
+    if True:
+        rows.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * RMS * math.sqrt(max(matrix.shape)))
+        return
+    """,
     ),
     bug(
         "moments in 8 bits are rounded to the nearest",

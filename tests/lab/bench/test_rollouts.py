@@ -53,10 +53,10 @@ def test_the_rise_is_the_median_of_seeds_and_none_may_fall() -> None:
         swarm_run("8/0", 1, node(0.2, 0.9, (0.4, 0.4)), node(0.2, 0.9, (0.4, 0.4))),
         swarm_run("8/0", 2, node(0.2, 0.9, (1.0, 1.0)), node(0.2, 0.9, (1.0, 1.0))),
     ]
-    assert medians(runs) == [1.4, 0.9, 0.875]
-    assert [row.met for row in rows_of(runs)] == [True, False, False]
-    assert medians(runs[2:3]) == [1.4, 1.4, None], "nothing to compare it with"
-    assert medians([swarm_run("4/4", 1, node(0.0, 0.3))]) == [None, None, None], "a rise from nothing has no measure"
+    assert medians(runs) == [1.4, 0.9, 0.266667, 0.875]
+    assert [row.met for row in rows_of(runs)] == [True, False, False, False]
+    assert medians(runs[2:3]) == [1.4, 1.4, None, None], "nothing to compare it with"
+    assert medians([swarm_run("4/4", 1, node(0.0, 0.3))]) == [None] * 4, "a rise from nothing has no measure"
 
 
 def test_where_right_answers_are_rare_sharing_is_to_be_worth_more() -> None:
@@ -64,6 +64,8 @@ def test_where_right_answers_are_rare_sharing_is_to_be_worth_more() -> None:
     often = rows_of([swarm_run("4/4", 1, one), swarm_run("8/0", 1, other)])[-1]
     rare = rows_of([swarm_run("4/4", 1, one, warm_up_reward=0.05), swarm_run("8/0", 1, other, warm_up_reward=0.05)])[-1]
     assert (often.met, rare.met) == (True, False)
+    pair = [swarm_run("4/4", 1, node(0.1, 0.33)), swarm_run("8/0", 1, node(0.1, 0.3))]
+    assert [row.met for row in rows_of(pair)[2:]] == [True, False]
     mixed = [swarm_run("4/4", 1, one), swarm_run("8/0", 1, other, warm_up_reward=0.05)]
     assert rows_of(mixed)[-1].measured is None, "these did not begin alike"
 
