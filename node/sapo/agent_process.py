@@ -40,6 +40,8 @@ from shoal.protocol.rollouts import assigned_seed
 
 SAVE_ROUNDS: Final = 4
 JUDGE_WAIT_S: Final = 10.0
+LESSONS_INDEX: Final = 2
+"""Of the seed of an agent's own lessons: agents that were taught the same have less to learn from one another."""
 
 
 class Agent:
@@ -97,7 +99,9 @@ class Agent:
                 load_choices(section.tasks),
                 settings,
                 score=partial(scorer.score_each, own=True),
-                seed=begin.seed,
+                seed=begin.seed
+                if begin.averages
+                else assigned_seed(begin.swarm_id, begin.me, begin.seed, LESSONS_INDEX),
                 tell=lambda progress: line.send(
                     Teaching(
                         done=progress.updates,
