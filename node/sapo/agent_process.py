@@ -44,6 +44,11 @@ LESSONS_INDEX: Final = 2
 """Of the seed of an agent's own lessons: agents that were taught the same have less to learn from one another."""
 
 
+def lessons_seed(begin: Begin) -> int:
+    """The seed of an agent's lessons: of its own, but where what comes of them is to be everybody's policy."""
+    return begin.seed if begin.averages else assigned_seed(begin.swarm_id, begin.me, begin.seed, LESSONS_INDEX)
+
+
 class Agent:
     """One node's agent, from `Begin` to its end."""
 
@@ -99,9 +104,7 @@ class Agent:
                 load_choices(section.tasks),
                 settings,
                 score=partial(scorer.score_each, own=True),
-                seed=begin.seed
-                if begin.averages
-                else assigned_seed(begin.swarm_id, begin.me, begin.seed, LESSONS_INDEX),
+                seed=lessons_seed(begin),
                 tell=lambda progress: line.send(
                     Teaching(
                         done=progress.updates,

@@ -6,6 +6,13 @@ from tests.planted.bugs import Bug, bug
 
 SAPO: tuple[Bug, ...] = (
     bug(
+        "all agents are taught the same lessons",
+        "tests/node/sapo/test_agent_process.py"
+        "::test_each_agent_is_taught_lessons_of_its_own_unless_all_are_to_begin_with_one_policy",
+        "    return begin.seed if begin.averages else assigned_seed(",
+        "    return begin.seed if begin.me else assigned_seed(",
+    ),
+    bug(
         "an agent that is started again forgets the moments of Muon",
         "tests/node/sapo/test_policy_optimizer.py::test_an_agent_that_is_started_again_goes_on_to_the_bit",
         '    MUON: frozenset({"momentum", "first", "second", "steps"}),\n',

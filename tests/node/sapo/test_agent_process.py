@@ -30,6 +30,7 @@ from shoal.node.sapo.agent_messages import (
     Saved,
     Take,
 )
+from shoal.node.sapo.agent_process import lessons_seed
 from shoal.node.sapo.engine import running_agent
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.selection import Verdict
@@ -69,6 +70,14 @@ def begin(folder: Path, role: Role = "train", rounds: int | None = None, announc
         announced=announced,
         rounds=rounds,
     )
+
+
+def test_each_agent_is_taught_lessons_of_its_own_unless_all_are_to_begin_with_one_policy(tmp_path: Path) -> None:
+    seeds = [lessons_seed(structs.replace(begin(tmp_path), me=peer)) for peer in (ME, HONEST, ME)]
+    assert seeds[0] == seeds[2] != seeds[1], "the same again after a restart"
+    assert lessons_seed(structs.replace(begin(tmp_path), seed=1)) not in seeds
+    averaged = [lessons_seed(structs.replace(begin(tmp_path), me=peer, averages="node")) for peer in (ME, HONEST)]
+    assert averaged == [0, 0]
 
 
 @pytest.fixture
