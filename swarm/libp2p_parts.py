@@ -1,4 +1,4 @@
-"""Of libp2p, only the parts that a node runs are loaded: half the memory and half the start of a daemon were the rest.
+"""Of libp2p, only the parts that a node runs are loaded: the rest was a third of a daemon's memory at its start.
 
 `import libp2p` loads QUIC, WebSocket, TLS with ACME, its own discovery, a DNS resolver and a table of peers. A node
 speaks Noise over TCP and has discovery of its own, so none of that is ever called here; what is not loaded cannot be
@@ -57,7 +57,7 @@ def only_what_runs() -> Iterator[None]:
 
 
 class _Kind(type):
-    """Of a stand-in's class: what is asked of it, or of an object of it, says what it is."""
+    """Of a stand-in's class: who asks something of it is told what it is."""
 
     def __getattr__(cls, name: str) -> Any:
         raise AttributeError(f"{cls.__module__}.{cls.__name__} is not loaded in a node: see {__name__}")

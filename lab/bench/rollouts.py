@@ -11,7 +11,6 @@ and has answered the held-out tasks after them.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import msgspec
 import trio
 
 from shoal.cli.render import ShowNow
+from shoal.lab.bench.sapo_spec import pairs_of
 from shoal.lab.case import Case, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.fleet import Swarm, untested_command
 from shoal.lab.page import table
@@ -84,14 +84,15 @@ class RolloutsBench(Spec):
 
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
-        if not self.pairs:
-            raise ConfigError(f"--settings: {self.settings!r} is not a list of pairs like 4/4,8/0")
+        if not all(local for local, _ in self.pairs):
+            raise ConfigError(
+                f"--settings: {self.settings!r} gives a node no groups of its own; write pairs like 4/4"
+            )
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """I and J of each swarm; none where they are not written like that."""
-        parts = [re.fullmatch(r"([1-9][0-9]{0,3})/([0-9]{1,4})", part.strip()) for part in self.settings.split(",")]
-        return [(int(one[1]), int(one[2])) for one in parts if one] if all(parts) else []
+        """I and J of each swarm."""
+        return pairs_of(self.settings)
 
 
 class HeldOutPoint(msgspec.Struct, frozen=True, array_like=True):

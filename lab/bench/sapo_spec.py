@@ -133,10 +133,7 @@ class SapoBench(Spec):
         """One bench for each of the `settings`, this one where there are none. Raises ConfigError."""
         if self.settings is None:
             return [self]
-        found = [re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", part.strip()) for part in self.settings.split(",")]
-        pairs = [(int(one[1]), int(one[2])) for one in found if one is not None]
-        if len(pairs) < len(found):
-            raise ConfigError(f"--settings: {self.settings!r} is not a list of pairs like 8/0,4/4")
+        pairs = pairs_of(self.settings)
         return [replace(self, settings=None, local=local, external=external) for local, external in pairs]
 
     @property
@@ -182,6 +179,15 @@ class SapoBench(Spec):
             "warm_up_reward": self.warm_up_reward,
             "tasks": "; ".join(f"{one.family.name} {one.config} × {one.weight}" for one in self.given_tasks),
         }
+
+
+def pairs_of(settings: str) -> list[tuple[int, int]]:
+    """I and J of each pair of "8/0,4/4". Raises ConfigError."""
+    found = [re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", part.strip()) for part in settings.split(",")]
+    pairs = [(int(one[1]), int(one[2])) for one in found if one is not None]
+    if len(pairs) < len(found):
+        raise ConfigError(f"--settings: {settings!r} is not a list of pairs like 8/0,4/4")
+    return pairs
 
 
 def task_choices() -> list[TaskChoice]:

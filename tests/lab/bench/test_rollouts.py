@@ -139,10 +139,11 @@ def test_settings_that_are_no_pairs_are_refused(settings: str) -> None:
 
 
 @pytest.mark.long
-def test_two_nodes_share_and_each_is_tried_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_real_nodes_make_their_rounds_and_are_tried_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--nodes", "2", "--rounds", "4", "--settings", "2/2", "--seeds", "1", "--warm-up-reward", "0.05"]
     assert execute(["bench", "rollouts", *arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [len(one["rewards"]) for one in found["nodes"]] == [4, 4]
     assert all(one["held_out"][0][0] == 0 and one["held_out"][-1][0] >= 4 for one in found["nodes"])
-    assert any(one["external"] > 0 for one in found["nodes"])
+    assert all(one["warm_up_reward"] >= 0.05 for one in found["nodes"])
+    assert found["nodes"][0]["held_out"] != found["nodes"][1]["held_out"], "each was taught lessons of its own"
