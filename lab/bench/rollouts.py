@@ -85,9 +85,7 @@ class RolloutsBench(Spec):
     def __post_init__(self) -> None:
         Spec.__post_init__(self)
         if not all(local for local, _ in self.pairs):
-            raise ConfigError(
-                f"--settings: {self.settings!r} gives a node no groups of its own; write pairs like 4/4"
-            )
+            raise ConfigError(f"--settings: {self.settings!r} gives a node no groups of its own; write pairs like 4/4")
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
