@@ -45,7 +45,8 @@ MODULE: Final = "shoal.lab.bench.crowd_node"
 NOTES_NAME: Final = "crowd.jsonl"
 PERIOD_NAME: Final = "period_s"
 """File in the folder of the swarm that says how often a node makes a group."""
-FAMILY: Final = "crowd"
+FAMILY: Final = "gcd"
+"""A family that nodes know by name; none of its tasks is ever made."""
 COMPLETIONS: Final = 4
 COMPLETION_CHARS: Final = 200
 REWARDS: Final = (1.0, 0.0, 1.0, 0.0)
