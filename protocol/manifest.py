@@ -457,6 +457,8 @@ class Manifest(Message, frozen=True, kw_only=True):
             del tables["rollouts"]["over_provision"]  # as above
         if same.rollouts is not None and not same.rollouts.images:
             del tables["rollouts"]["images"]  # as above
+        if same.rollouts is not None and not same.rollouts.replays:
+            del tables["rollouts"]["replays"]  # as above
         return canonical(tables)
 
     @staticmethod

@@ -26,6 +26,8 @@ DEFAULT_ROLLOUTS = {
 
 DEFAULT_OPTIMIZER, DEFAULT_LEARNING_RATE = "muon", 5e-4
 """Of the built-in policy where each node has its own, for a founder who says nothing (docs/decisions.md)."""
+REPLAYED = {"images": True, "labels": True, "replays": True}
+"""For samplers of averaged policies, who then can be held to the policy that they name."""
 OTHER_LEARNING_RATE = 2e-4
 """Of AdamW, for all other policies: at 1e-3 they unlearn what they were taught."""
 
@@ -36,7 +38,7 @@ def default_tables(policy: str, *, averages: bool) -> dict[str, dict[str, Any]]:
     averages: the swarm averages policies. Then all is as it was measured for that: images of them travel, too.
     """
     if averages:
-        return {"workload": {}, "inner": {"lr": OTHER_LEARNING_RATE}, "rollouts": {**DEFAULT_ROLLOUTS, "images": True}}
+        return {"workload": {}, "inner": {"lr": OTHER_LEARNING_RATE}, "rollouts": {**DEFAULT_ROLLOUTS, **REPLAYED}}
     if policy != DEFAULT_POLICY:
         return {"workload": {}, "inner": {"lr": OTHER_LEARNING_RATE}, "rollouts": {**DEFAULT_ROLLOUTS}}
     return {
@@ -145,9 +147,24 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
         ),
     ] = False
 
+    replays: Annotated[
+        bool,
+        Meta(
+            description="Where policies are averaged: whether nodes that only sample draw from the image of the policy "
+            "that they name, and trainers go through a share of their completions again to see it (needs images and "
+            "labels)."
+        ),
+    ] = False
+
     def __post_init__(self) -> None:
         if self.external_terms == "tis" and not self.labels:
             raise ValueError('external_terms = "tis" weighs by log-probabilities; write labels = true beside it')
+        if self.replays and not (self.images and self.labels):
+            raise ValueError(
+                "replays goes through tokens that an image drew; write images = true, labels = true beside it"
+            )
+        if self.replays and self.over_provision > 1:
+            raise ValueError("replays needs completions of one policy; write over_provision = 1.0, or replays = false")
 
 
 def check_rollouts(section: RolloutsSection | None, sync: SyncSection) -> None:

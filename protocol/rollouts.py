@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
@@ -71,6 +71,8 @@ TokenCount = Annotated[int, Meta(ge=1, le=TOKEN_LIMIT)]
 _TOKEN_BYTES = 4
 _SEED_CONTEXT = "shoal rollout task seed v1"
 _SAMPLING_CONTEXT = "shoal rollout sampling seed v1"
+_DRAWS_CONTEXT = "shoal rollout draws v1"
+_DRAW_BYTES, _DRAW_BITS = 8, 53
 SAMPLING_SEEDS = 2**31
 """Seeds of sampling are below it, as every engine takes them."""
 
@@ -96,6 +98,7 @@ class Reason(StrEnum):
     IGNORED = "ignored"
     UNAVAILABLE = "unavailable"
     UNSCORED = "unscored"
+    OTHER_POLICY = "other policy"
 
 
 class RolloutError(RemoteError):
@@ -284,6 +287,28 @@ def sampling_seed(swarm_id: SwarmId, origin: PeerId, round_number: int, index: i
     """The seed, below SAMPLING_SEEDS, with which an engine draws the first completion of a group; others follow it."""
     name = canonical([swarm_id, origin, round_number, index])
     return int.from_bytes(blake3(name, derive_key_context=_SAMPLING_CONTEXT).digest()[:4], "big") % SAMPLING_SEEDS
+
+
+def assigned_draws(
+    swarm_id: SwarmId, origin: PeerId, round_number: int, index: int, completion: int
+) -> Callable[[int], float]:
+    """The numbers in [0, 1) by which the tokens of a completion are drawn, by their place in it.
+
+    They are assigned as the task is, so who knows the policy can tell which token had to be drawn. The number at place
+    p is the high 53 bits of the p-th 8 bytes (little-endian) of
+
+        BLAKE3-derive-key("shoal rollout draws v1", canonical([swarm, origin, round, index, completion]))
+
+    divided by 2^53.
+    """
+    name = canonical([swarm_id, origin, round_number, index, completion])
+    stream = blake3(name, derive_key_context=_DRAWS_CONTEXT)
+
+    def at(place: int) -> float:
+        bits = int.from_bytes(stream.digest(_DRAW_BYTES, seek=_DRAW_BYTES * place), "little")
+        return math.ldexp(bits >> 8 * _DRAW_BYTES - _DRAW_BITS, -_DRAW_BITS)
+
+    return at
 
 
 def is_log_prob(value: float) -> bool:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -30,7 +31,10 @@ from shoal.node.sapo.char_policy import END, CharModelSettings, CharPolicy
 from shoal.node.sapo.generation import GroupGenerator
 from shoal.node.sapo.policy import Batch, Rollout, extend_together
 from shoal.node.sapo.tasks import Config, Task, TaskFamily
+from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_rollouts import OVER_PROVISION_LIMIT
+from shoal.protocol.rollouts import assigned_draws
+from shoal.protocol.wire import SwarmId
 
 MODEL: Final = CharModelSettings()
 SPREAD: Final = 1.0
@@ -138,7 +142,6 @@ class LengthsPolicy(CharPolicy):
         self,
         rollouts: Sequence[Rollout],
         *,
-        generator: torch.Generator | None,
         enough: Callable[[], bool] | None = None,
     ) -> int:
         """See `Policy`."""
@@ -151,7 +154,6 @@ class LengthsPolicy(CharPolicy):
             rollouts,
             limit=self.settings.completion_tokens,
             end=END,
-            generator=generator,
             enough=enough,
         )
 
@@ -207,7 +209,7 @@ def measure(bench: PartialBench, over_provision: float, seed: int) -> Window:
     generator = GroupGenerator(
         policy,
         group_size=bench.group_size,
-        generator=torch.Generator().manual_seed(seed),
+        draws=partial(assigned_draws, SwarmId(seed.to_bytes(32, "big")), PeerId("")),
         over_provision=over_provision,
     )
     groups = tokens = handed_out = steps = 0

@@ -30,6 +30,7 @@ from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.sapo.warm_up import WarmUpReport, WarmUpSettings, warm_up
 from shoal.protocol.identity import Identity
+from shoal.protocol.rollouts import assigned_draws
 
 SEEDS_APART: Final = 1000
 """Agents of one seed of the bench have seeds of their own, which no other bench seed has."""
@@ -134,7 +135,7 @@ def _make_agent(
         draw=partial(scorer.source.draw, shared.swarm_id, identity.peer_id),
         score=own_score,
         sharing=sharing if bench.external else Alone(),
-        seed=own_seed,
+        draws=partial(assigned_draws, shared.swarm_id, identity.peer_id),
     )
     return Agent(learner, sharing, taught)
 

@@ -41,6 +41,7 @@ from shoal.protocol.rollouts import COMPLETION_LIMIT, GROUP_LIMIT_BYTES, Announc
 from shoal.protocol.wire import HASH_BYTES, SwarmId
 
 WAIT_LIMIT_S = 60.0
+POLICIES_LIMIT = 16
 
 Role = Literal["train", "sample", "judge"]
 """train: generate, share, and train. sample: generate and share only. judge: take others' groups, and score them."""
@@ -84,10 +85,14 @@ class Begin(Message, frozen=True, kw_only=True):
 
 
 class Pulled(Message, frozen=True, kw_only=True):
-    """One of the groups that the daemon chose, and its announcement; the hash is checked."""
+    """One of the groups that the daemon chose, and its announcement; the hash is checked.
+
+    replay: whether its tokens are to be gone through again.
+    """
 
     offer: Offer
     group: GroupBytes
+    replay: bool = False
 
 
 class Delivered(Message, frozen=True, kw_only=True):
@@ -147,12 +152,13 @@ class Take(Message, frozen=True, kw_only=True):
     """A request for others' groups. wait_s: how long to wait for something to be there.
 
     limit_s: how long to wait for the groups themselves, and for those in place of refused ones; None for as long as the
-    daemon does.
+    daemon does. policies: the versions of which groups are wanted, None for all.
     """
 
     count: Annotated[int, Meta(ge=1, le=GROUPS_LIMIT)]
     wait_s: Annotated[float, Meta(ge=0, le=WAIT_LIMIT_S)] = 0.0
     limit_s: Annotated[float, Meta(ge=0, le=WAIT_LIMIT_S)] | None = None
+    policies: Annotated[tuple[Count, ...], Meta(max_length=POLICIES_LIMIT)] | None = None
 
 
 class Judged(Message, frozen=True, kw_only=True):

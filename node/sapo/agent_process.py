@@ -29,14 +29,16 @@ from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.following import Following
 from shoal.node.sapo.held_out import HeldOut, held_out_tasks
 from shoal.node.sapo.learner import DrawTask, Learner, LearnerSettings
+from shoal.node.sapo.past_policies import PastPolicies
 from shoal.node.sapo.policies import PolicyLimits, load_policy
+from shoal.node.sapo.replay import Replayer
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
 from shoal.node.sapo.unfinished import UnfinishedFile
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import warm_up
 from shoal.protocol.errors import StorageError
-from shoal.protocol.rollouts import assigned_seed
+from shoal.protocol.rollouts import assigned_draws, assigned_seed
 
 SAVE_ROUNDS: Final = 4
 JUDGE_WAIT_S: Final = 10.0
@@ -90,7 +92,7 @@ class Agent:
             draw=draw,
             score=partial(scorer.score_each, own=True),
             sharing=self._sharing,
-            seed=assigned_seed(begin.swarm_id, begin.me, begin.seed, 0),
+            draws=partial(assigned_draws, begin.swarm_id, begin.me),
             handed_out=self._keep_unfinished,
         )
         restored, refused = learner_state.restore(self.learner, self._folder, policy=begin.policy)
@@ -161,13 +163,29 @@ class Agent:
             if self._begin.averages is None:
                 self._make_rounds()
             else:
-                place = Following if self._follows else Averaging
-                with place(self.learner, Path(self._begin.averages)) as beside:
+                with self._place(Path(self._begin.averages)) as beside:
+                    if self._begin.rollouts.replays and self._begin.role != "sample":
+                        self._replay_by(beside.past)
                     self._make_rounds(beside)
         except Stopped:
             self._save()
             raise
         self._save()
+
+    def _place(self, data_dir: Path) -> Averaging | Following:
+        replays = self._begin.rollouts.replays
+        if self._follows:
+            return Following(self.learner, data_dir, replays=replays, judges=replays and self._begin.role == "judge")
+        return Averaging(self.learner, data_dir, replays=replays)
+
+    def _replay_by(self, past: PastPolicies) -> None:
+        replayer = Replayer(
+            self.learner.policy,
+            past,
+            swarm_id=self._begin.swarm_id,
+            completion_tokens=self._begin.rollouts.completion_tokens,
+        )
+        self._sharing.replay_by(replayer.replay, lambda: replayer.rounds)
 
     def _make_rounds(self, beside: Averaging | Following | None = None) -> None:
         """Until all are made, or there is no node any more whose rounds are beside them. Raises Stopped."""

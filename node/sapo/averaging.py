@@ -20,6 +20,7 @@ from shoal.node.outcome import TRAINING_LOSS
 from shoal.node.own_loop import Swarm
 from shoal.node.sapo.agent_messages import RoundReport
 from shoal.node.sapo.learner import Learner
+from shoal.node.sapo.past_policies import PastPolicies
 from shoal.node.sapo.policy import module_of
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.errors import NetworkError
@@ -35,8 +36,11 @@ class Averaging(Swarm):
 
     talks = False  # its node tells of the rounds
 
-    def __init__(self, learner: Learner, data_dir: Path) -> None:
-        """data_dir: of the node that started this agent. Raises ConfigError for parameters that cannot be averaged."""
+    def __init__(self, learner: Learner, data_dir: Path, *, replays: bool) -> None:
+        """data_dir: of the node that started this agent. replays: whether the last policies are kept for them.
+
+        Raises ConfigError for parameters that cannot be averaged.
+        """
         super().__init__(
             module_of(learner.policy),
             learner.optimizer,
@@ -45,7 +49,9 @@ class Averaging(Swarm):
             wait_s=math.inf,
         )
         self._metric = METRIC
+        self.past = PastPolicies(lambda: self._flat)
         self._learner = learner
+        self._replays = replays
 
     def count(self, report: RoundReport, *, group_size: int) -> bool:
         """Say that the agent made a round; its weight is the completions in it. Returns whether the node is there.
@@ -57,6 +63,8 @@ class Averaging(Swarm):
     def _apply(self, anchor: Anchor, client: LoopClient) -> None:
         super()._apply(anchor, client)
         self._learner.version = anchor.round
+        if self._replays:
+            self.past.note(anchor.round, anchor.values)
 
     def _found(self) -> LoopDaemon:
         return OwnDaemon(self._data_dir, None, 0)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.node.sapo.policies import PolicyLimits
-from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together
+from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together, spans_of
 from shoal.node.training.devices import pick_device
 from shoal.node.workloads.causal_lm_model import find_model, load_model, load_tokenizer
 from shoal.protocol.errors import ConfigError
@@ -87,6 +87,12 @@ class CausalLMPolicy:
             model = _with_adapters(model, settings, seed=seed)
         self.model = model.to(self.device).eval()
 
+    @property
+    def vocabulary(self) -> int:
+        """See `Policy`."""
+        model: Any = self.model
+        return int(model.get_output_embeddings().weight.shape[0])
+
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """The question as a user's turn where there is a chat template, else as it is."""
         if self._tokenizer.chat_template:
@@ -125,16 +131,31 @@ class CausalLMPolicy:
         self,
         rollouts: Sequence[Rollout],
         *,
-        generator: torch.Generator | None,
         enough: Callable[[], bool] | None = None,
     ) -> int:
         """See `Policy`, and `extend_together`."""
         limit, end = self.settings.completion_tokens, self._end
-        return extend_together(_Batch(self), rollouts, limit=limit, end=end, generator=generator, enough=enough)
+        return extend_together(_Batch(self), rollouts, limit=limit, end=end, enough=enough)
 
     def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
-        """See `Policy`: prompts end, and completions begin, in the same column of one forward pass."""
+        """See `Policy`."""
         present = completion_mask(samples).to(self.device)
+        logs, targets = self._log_probs(samples, present)
+        return torch.where(present, logs.gather(2, targets[:, :, None])[:, :, 0], 0.0).cpu()
+
+    @torch.no_grad()
+    def drawn_by(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """See `Policy`."""
+        present = completion_mask(samples)
+        logs, targets = self._log_probs(samples, present.to(self.device))
+        spans = spans_of(logs.cpu(), targets.cpu())
+        return torch.where(present[:, :, None], spans, torch.tensor([0.0, 1.0], dtype=spans.dtype))
+
+    def _log_probs(self, samples: Sequence[Sample], present: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities (rows, tokens, vocabulary), and the completions' tokens (rows, tokens).
+
+        Prompts end, and completions begin, in the same column of one forward pass.
+        """
         width = present.shape[1]
         targets = torch.full(present.shape, self._end, device=self.device)
         for row, sample in enumerate(samples):
@@ -142,8 +163,7 @@ class CausalLMPolicy:
         ids, mask = self._left_aligned([sample.prompt for sample in samples])
         ids, mask = torch.cat([ids, targets], 1), torch.cat([mask, present.long()], 1)
         logits, _ = self._forward(ids, mask, cache=None, keep=width + 1)
-        logs = self._log_softmax(logits[:, :-1]).gather(2, targets[:, :, None])[:, :, 0]
-        return torch.where(present, logs, 0.0).cpu()
+        return self._log_softmax(logits[:, :-1]), targets
 
     def _left_aligned(self, contexts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and attention mask, (rows, longest) each, with padding in front."""

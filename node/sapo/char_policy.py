@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.node.sapo.policies import PolicyLimits
-from shoal.node.sapo.policy import Batch, Rollout, Sample, completion_mask, extend_together
+from shoal.node.sapo.policy import Batch, Rollout, Sample, completion_mask, extend_together, spans_of
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.node.workloads.gpt import LAYOUTS, Cache, Gpt, GptSettings, Style
 from shoal.protocol.errors import ConfigError
@@ -95,6 +95,11 @@ class CharPolicy:
             torch.manual_seed(seed)
             self.model = Gpt(settings.gpt)
 
+    @property
+    def vocabulary(self) -> int:
+        """See `Policy`."""
+        return self.settings.gpt.vocabulary
+
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """The last characters of the question, and the token that asks."""
         return (*(self._ids.get(char, UNKNOWN) for char in text[-self.settings.prompt_chars :]), ASK)
@@ -118,7 +123,6 @@ class CharPolicy:
         self,
         rollouts: Sequence[Rollout],
         *,
-        generator: torch.Generator | None,
         enough: Callable[[], bool] | None = None,
     ) -> int:
         """See `Policy`. Sampling never draws a token that is neither a character nor the end."""
@@ -127,7 +131,6 @@ class CharPolicy:
             rollouts,
             limit=self.settings.completion_tokens,
             end=END,
-            generator=generator,
             enough=enough,
         )
 
@@ -136,8 +139,23 @@ class CharPolicy:
         return _Batch(self.model, self._log_softmax)
 
     def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
-        """See `Policy`: samples of one prompt share its computation, and stand behind it without seeing each other."""
+        """See `Policy`."""
         mask = completion_mask(samples)
+        logs, targets = self._forward(samples, mask)
+        return torch.where(mask, logs.gather(2, targets[:, :, None])[:, :, 0], 0.0)
+
+    @torch.no_grad()
+    def drawn_by(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """See `Policy`."""
+        mask = completion_mask(samples)
+        spans = spans_of(*self._forward(samples, mask))
+        return torch.where(mask[:, :, None], spans, torch.tensor([0.0, 1.0], dtype=spans.dtype))
+
+    def _forward(self, samples: Sequence[Sample], mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities (rows, tokens, vocabulary), and the completions' tokens (rows, tokens).
+
+        Samples of one prompt share its computation, and stand behind it without seeing each other.
+        """
         packs = _pack(samples)
         longest = max(len(pack.tokens) for pack in packs)
         tokens = torch.full((len(packs), longest), PAD)
@@ -154,8 +172,7 @@ class CharPolicy:
         seen = (parts[:, None, :] == 0) | (parts[:, None, :] == parts[:, :, None])
         seen &= torch.ones(longest, longest, dtype=torch.bool).tril()
         hidden = self.model.hidden(tokens, positions=positions, seen=seen[:, None]).flatten(0, 1)[places]
-        logs = self._log_softmax(self.model.head(hidden)).gather(2, targets[:, :, None])[:, :, 0]
-        return torch.where(mask, logs, 0.0)
+        return self._log_softmax(self.model.head(hidden)), targets
 
     def _log_softmax(self, logits: torch.Tensor) -> torch.Tensor:
         """Log-probabilities over the vocabulary, in which special tokens other than the end have none."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
 import socket
 import threading
 import time
@@ -43,7 +44,7 @@ from shoal.node.dashboard.server import serve
 from shoal.node.dashboard.service import is_loopback
 from shoal.node.sapo.causal_lm_policy import CausalLMPolicy, CausalLMSettings
 from shoal.node.sapo.completions import decode_json
-from shoal.node.sapo.policy import Rollout
+from shoal.node.sapo.policy import Draws, Rollout
 from shoal.node.training.devices import pick_device
 from shoal.node.workloads.causal_lm_model import load_model, load_tokenizer
 from shoal.protocol.errors import ConfigError
@@ -162,13 +163,9 @@ def complete(served: Served, asked: Asked, gone: Callable[[], bool]) -> dict[str
         CausalLMSettings(prompt_tokens=len(prompt), completion_tokens=asked.max_tokens, temperature=asked.temperature),
         device=served.model.device,
     )
-    generator = torch.Generator()
-    if asked.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(asked.seed)
-    drawing = _Drawing(policy, [Rollout(prompt=prompt) for _ in range(asked.n)], asked.stops)
-    policy.extend(drawing.rollouts, generator=generator, enough=lambda: gone() or drawing.done())
+    rollouts = [Rollout(prompt=prompt, draws=_draws(asked.seed, at)) for at in range(asked.n)]
+    drawing = _Drawing(policy, rollouts, asked.stops)
+    policy.extend(rollouts, enough=lambda: gone() or drawing.done())
     if not drawing.done():
         raise Refused(HTTPStatus.REQUEST_TIMEOUT, "nobody waits for it")
     drawn = sum(len(rollout.tokens) for rollout in drawing.rollouts)
@@ -180,6 +177,12 @@ def complete(served: Served, asked: Asked, gone: Callable[[], bool]) -> dict[str
         "usage": {"prompt_tokens": len(prompt), "completion_tokens": drawn, "total_tokens": len(prompt) + drawn},
         "metadata": {"weight_version": served.policy, "vocabulary": served.vocabulary},
     }
+
+
+def _draws(seed: int | None, completion: int) -> Draws:
+    """Draws of a completion: of the first by the seed, of the next ones by those after it; by chance without one."""
+    chance = random.Random(None if seed is None else seed + completion)
+    return lambda _: chance.random()
 
 
 class _Drawing:

@@ -32,12 +32,11 @@ from shoal.node.sapo.agent_messages import (
 )
 from shoal.node.sapo.families import load_choices
 from shoal.node.sapo.groups import JudgedGroup, announced
-from shoal.node.sapo.judge import Judge
+from shoal.node.sapo.judge import Judge, Replay
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
 from shoal.protocol.errors import LocalError
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
-from shoal.protocol.offer_book import Offer
 
 ORDER_QUEUE_LIMIT: Final = 2 * GROUPS_LIMIT
 """More than a delivery, which is the most that waits to be read."""
@@ -108,11 +107,16 @@ class DaemonSharing:
         self._me = begin.me
         self._line = line
         self._judge = Judge(swarm_id=begin.swarm_id, source=source, score=scorer.score_each)
+        self._policies: Callable[[], tuple[int, ...]] | None = None
         self._began, self._drawn, self._drawn_s = time.monotonic(), 0, 0.0
 
     def begin_round(self) -> None:
         """Note that the agent begins to draw groups: what others' are worth waiting for is measured by its own."""
         self._began, self._drawn, self._drawn_s = time.monotonic(), 0, 0.0
+
+    def replay_by(self, replay: Replay, policies: Callable[[], tuple[int, ...]]) -> None:
+        """Have groups gone through again by `replay` from here on. policies: gives the versions that it is able to."""
+        self._judge.replay, self._policies = replay, policies
 
     def offer(self, groups: Sequence[JudgedGroup]) -> None:
         """See `Sharing`."""
@@ -133,24 +137,28 @@ class DaemonSharing:
         """See `Sharing`. wait_s: how long to wait for offers."""
         self._line.rest()
         limit_s = worth_waiting_s(count, self._drawn, self._drawn_s)
-        self._line.send(Take(count=count, wait_s=wait_s, limit_s=limit_s))
+        policies = None if self._policies is None else self._policies()
+        self._line.send(Take(count=count, wait_s=wait_s, limit_s=limit_s, policies=policies))
         taken: list[JudgedGroup] = []
         refused = True
         while refused and (pulled := self._delivery()):
-            judged = self._judge.judge(pulled)
-            for (offer, _), one in zip(pulled, judged, strict=True):
+            judged = self._judge.judge(
+                [(one.offer, one.group) for one in pulled],
+                to_replay={one.offer.digest for one in pulled if one.replay},
+            )
+            for came, one in zip(pulled, judged, strict=True):
                 if one.question:
-                    self._line.send(Asked(digest=offer.digest, question=one.question))
+                    self._line.send(Asked(digest=came.offer.digest, question=one.question))
             self._line.send(Judged(verdicts=tuple(one.verdict for one in judged)))
             accepted = [one.group for one in judged if one.group is not None]
             taken += accepted
             refused = len(accepted) < len(judged)
         return taken
 
-    def _delivery(self) -> list[tuple[Offer, bytes]]:
+    def _delivery(self) -> list[Pulled]:
         came = []
         while isinstance(order := self._line.receive(), Pulled):
-            came.append((order.offer, order.group))
+            came.append(order)
         if not isinstance(order, Delivered):
             raise LocalError(f"a {type(order).__name__} where groups were asked for")
         return came

@@ -473,7 +473,7 @@ class RolloutEngine:
         intake, offers = self._ready_intake(), await self._offers(take.wait_s)
         self._take_ends_at = trio.current_time() + TAKE_DEADLINE_S
         self._take_limit_s = TAKE_DEADLINE_S if take.limit_s is None else take.limit_s
-        await self._deliver(child, intake, intake.begin(offers, take.count, self.state_round))
+        await self._deliver(child, intake, intake.begin(offers, take.count, self.state_round, policies=take.policies))
 
     async def _weigh(self, child: Child[AgentReport], judged: Judged) -> None:
         """Note what the agent found; where it refused groups, hand it others. Raises LocalError."""
@@ -503,12 +503,16 @@ class RolloutEngine:
             wanted = intake.receive(came)
         self._taking_s += trio.current_time() - began
         for offer, group in intake.pulled:
-            await child.send(Pulled(offer=offer, group=group))
+            await child.send(Pulled(offer=offer, group=group, replay=self._is_to_replay(offer.origin)))
             self.recent.add(
                 RecentGroup(announcement=offer.announcement, origin=offer.origin, group=group, came=self.state_round)
             )
         self._status = msgspec.structs.replace(self._status, pulled=self._status.pulled + len(intake.pulled))
         await child.send(Delivered())
+
+    def _is_to_replay(self, origin: PeerId) -> bool:
+        """True of who only samples: a trainer draws from its own policy, which has moved since the swarm's."""
+        return self._p.section.replays and origin not in self._p.members.admission.members()
 
     def _note_held_out(self, probed: Probed) -> None:
         self._status = msgspec.structs.replace(

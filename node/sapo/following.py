@@ -13,11 +13,13 @@ from typing import Self
 
 import torch
 
+from shoal.collectives.policy_image import image_of, put_values
 from shoal.node.loops.loop_client import AnchorHere, LoopClient, Order
 from shoal.node.pipe import Pause, Resume
 from shoal.node.sapo.agent_messages import RoundReport
 from shoal.node.sapo.averaging import METRIC, OwnDaemon
 from shoal.node.sapo.learner import Learner
+from shoal.node.sapo.past_policies import PastPolicies
 from shoal.node.sapo.policy import module_of
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import Evaluate, Evaluated, Initial, WriteInitial
@@ -30,13 +32,19 @@ WAIT_S = 1.0
 class Following:
     """The agent's place beside its node's rounds; a context manager, which waits for the swarm to have a state."""
 
-    def __init__(self, learner: Learner, data_dir: Path) -> None:
-        """data_dir: of the node that started this agent. Raises ConfigError for parameters that cannot be averaged."""
+    def __init__(self, learner: Learner, data_dir: Path, *, replays: bool, judges: bool = False) -> None:
+        """data_dir: of the node that started this agent. replays: whether its policy is the image of
+        the swarm's. judges: whether it is to go through others' groups again.
+
+        Raises ConfigError for parameters that cannot be averaged.
+        """
         self._learner = learner
         self._daemon = OwnDaemon(data_dir, None, 0)
         chunk_values = self._daemon.manifest.round.chunk_values
         self._flat = FlatParameters(module_of(learner.policy), frozen=False, chunk_values=chunk_values)
         self._device = next(iter(module_of(learner.policy).parameters())).device
+        self._replays, self._judges = replays, judges
+        self.past = PastPolicies(lambda: self._flat)
         self._client: LoopClient | None = None
         self._paused = False
         self._missing: float | None = None
@@ -96,6 +104,10 @@ class Following:
             case AnchorHere():
                 anchor = client.take_anchor()
                 if anchor is not None:
+                    if self._judges:
+                        self.past.note(anchor.round, anchor.values)
+                    if self._replays:
+                        put_values(image_of(anchor.values), anchor.values)
                     self._flat.scatter(torch.from_numpy(anchor.values))
                     self._learner.version = anchor.round
             case Evaluate() if self._missing is not None:

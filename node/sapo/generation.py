@@ -13,15 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from shoal.node.sapo.judge import Score
-from shoal.node.sapo.policy import Policy, Rollout
+from shoal.node.sapo.policy import Draws, Policy, Rollout
 from shoal.node.sapo.tasks import Task
 from shoal.protocol.rollouts import Drawn, Sampling
 
 AGE_LIMIT_ROUNDS = 64
 """Groups are announced under the round that they were begun in; what is 256 rounds behind (`OfferBook`) is refused."""
+
+
+AssignedDraws = Callable[[int, int, int], Draws]
+"""The draws of an agent's completions, by round, index of the task in it, and number of the completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,30 +71,25 @@ class Generated:
 
 
 def rewards_of(
-    policy: Policy, tasks: Sequence[Task], *, score: Score, generator: torch.Generator | None
+    policy: Policy, tasks: Sequence[Task], *, score: Score, draws: Draws | None = None
 ) -> Sequence[float | None]:
-    """The rewards of one completion for each task, None for one that was not scored in time.
-
-    generator: None takes the most probable token each time.
-    """
-    rollouts = [Rollout(prompt=policy.encode_prompt(task.question)) for task in tasks]
-    policy.extend(rollouts, generator=generator)
+    """The rewards of one completion for each task, None for one that was not scored in time. draws: see `Rollout`."""
+    rollouts = [Rollout(prompt=policy.encode_prompt(task.question), draws=draws) for task in tasks]
+    policy.extend(rollouts)
     return score([(task, policy.decode(rollout.tokens)) for task, rollout in zip(tasks, rollouts, strict=True)])
 
 
 class GroupGenerator:
     """Draws tasks and completions for one agent, and holds what was begun and not yet handed out, oldest first.
 
-    group_size: completions of a group. over_provision: groups under way at the start of a call ÷ groups wanted, 1 or
-    more; at 1 nothing is left unfinished.
+    group_size: completions of a group. draws: by which they are drawn. over_provision: groups under way at the start of
+    a call ÷ groups wanted, 1 or more; at 1 nothing is left unfinished.
     """
 
-    def __init__(
-        self, policy: Policy, *, group_size: int, generator: torch.Generator, over_provision: float = 1.0
-    ) -> None:
+    def __init__(self, policy: Policy, *, group_size: int, draws: AssignedDraws, over_provision: float = 1.0) -> None:
         self._policy = policy
         self._group_size = group_size
-        self._generator = generator
+        self._draws = draws
         self._over_provision = over_provision
         self._under_way: list[GeneratedGroup] = []
 
@@ -104,6 +101,8 @@ class GroupGenerator:
     def go_on_with(self, groups: Sequence[GeneratedGroup]) -> None:
         """Take groups for under way that an earlier process began, the oldest first."""
         self._under_way = [*groups]
+        for group in groups:
+            self._assign(group)
 
     def collect(self, count: int, draw: Callable[[], Task], *, round: int, version: int) -> Generated:
         """Return `count` finished groups, of those that are done the ones begun first.
@@ -118,7 +117,7 @@ class GroupGenerator:
         if not self._enough(count, round):
             rollouts = [rollout for group in self._under_way for rollout in group.rollouts]
             enough = partial(self._enough, count, round)
-            tokens = self._policy.extend(rollouts, generator=self._generator, enough=enough)
+            tokens = self._policy.extend(rollouts, enough=enough)
             for rollout in rollouts:
                 rollout.note_version(version)
         groups = [group for group in self._under_way if group.done][:count]
@@ -128,7 +127,13 @@ class GroupGenerator:
     def _begin(self, task: Task, round: int) -> GeneratedGroup:
         prompt = self._policy.encode_prompt(task.question)
         rollouts = tuple(Rollout(prompt=prompt) for _ in range(self._group_size))
-        return GeneratedGroup(task=task, round=round, rollouts=rollouts)
+        group = GeneratedGroup(task=task, round=round, rollouts=rollouts)
+        self._assign(group)
+        return group
+
+    def _assign(self, group: GeneratedGroup) -> None:
+        for number, rollout in enumerate(group.rollouts):
+            rollout.draws = self._draws(group.round, group.task.ref.index, number)
 
     def _enough(self, count: int, round: int) -> bool:
         done = [group.done for group in self._under_way]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DRAWN_LIMIT_BYTES = GROUP_LIMIT_BYTES // 2
 """Of tokens and log-probabilities in a group: the text has to fit beside them."""
+LABEL_BYTES = 8
+"""Of a token and its log-probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,7 @@ class HeldOut:
         while len(rewards) < len(self._tasks) and seconds < TIME_LIMIT_S:
             began = self._clock()
             tasks = self._tasks[len(rewards) : len(rewards) + self._together]
-            rewards += rewards_of(policy, tasks, score=self._score, generator=None)
+            rewards += rewards_of(policy, tasks, score=self._score)
             seconds += self._clock() - began
             self._rest()
         self._tasks = self._tasks[: len(rewards)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -24,6 +24,7 @@ import msgspec
 from shoal.node.sapo.groups import JudgedGroup, all_known
 from shoal.node.sapo.selection import VARIANCE_LEAST, Verdict
 from shoal.node.sapo.tasks import Task, TaskSource
+from shoal.node.sapo.trust import Replayed
 from shoal.protocol.errors import ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
@@ -81,6 +82,10 @@ class _Opened:
     task: Task
 
 
+Replay = Callable[[JudgedGroup], Replayed]
+"""Goes through a group's tokens again, as `Replayer.replay`."""
+
+
 class Judgement(NamedTuple):
     """The verdict on a pulled group, the group itself where it was accepted, and its question if it was opened."""
 
@@ -93,16 +98,23 @@ class Judge:
     """Judges groups for one node. Nothing that a peer sent makes it raise."""
 
     def __init__(self, *, swarm_id: SwarmId, source: TaskSource, score: Score) -> None:
-        """`score`: of peers' text, bounded in time, such as `Scorer.score_each`."""
+        """`score`: of peers' text, bounded in time, such as `Scorer.score_each`.
+
+        Nothing is gone through again before `replay` is set.
+        """
         self._swarm_id = swarm_id
         self._source = source
         self._score = score
         self._scorable = source.scorable
         self._seen = _Memory()
         self._texts = _Memory()
+        self.replay: Replay | None = None
 
-    def judge(self, pulled: Sequence[tuple[Offer, bytes]]) -> list[Judgement]:
-        """Return what is found of each group, in their order, with this node's own rewards."""
+    def judge(self, pulled: Sequence[tuple[Offer, bytes]], *, to_replay: Collection[bytes] = ()) -> list[Judgement]:
+        """Return what is found of each group, in their order, with this node's own rewards.
+
+        to_replay: digests of the groups whose tokens are gone through again.
+        """
         opened = [self._open_or_refuse(offer, data) for offer, data in pulled]
         items = [(one.task, text) for one in opened if isinstance(one, _Opened) for text in one.group.completions]
         rewards = iter(self._scores(items))
@@ -112,7 +124,10 @@ class Judge:
                 judged.append(one)
                 continue
             found = tuple(islice(rewards, len(one.group.completions)))
-            judged.append(self._weigh_or_refuse(one, found)._replace(question=one.task.question))
+            judgement = self._weigh_or_refuse(one, found)
+            if judgement.group is not None and self.replay is not None and one.offer.digest in to_replay:
+                judgement = _replayed(judgement, judgement.group, self.replay)
+            judged.append(judgement._replace(question=one.task.question))
         return judged
 
     def note_own(self, texts: Sequence[str]) -> None:
@@ -204,6 +219,18 @@ class Judge:
 def _refusal(error: RolloutError) -> Judgement:
     logger.info("a group was refused as %s: %s", error.reason, error)
     return Judgement(Verdict(refused=error.reason))
+
+
+def _replayed(judgement: Judgement, group: JudgedGroup, replay: Replay) -> Judgement:
+    """The judgement once tokens of the group were gone through: it is refused where they alone are proof."""
+    try:
+        found = replay(group)
+    except RolloutError as error:
+        return _refusal(error)
+    if found.is_proof:
+        logger.info("a group of %s is not of the policy that it names: %s", group.origin, found)
+        return Judgement(Verdict(refused=Reason.OTHER_POLICY, blamed=False, replayed=found))
+    return judgement._replace(verdict=msgspec.structs.replace(judgement.verdict, replayed=found))
 
 
 def _known(rewards: Sequence[float | None], origin: PeerId) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from shoal.node.sapo.agent_messages import RoundReport
-from shoal.node.sapo.generation import GeneratedGroup, GroupGenerator
+from shoal.node.sapo.generation import AssignedDraws, GeneratedGroup, GroupGenerator
 from shoal.node.sapo.groups import JudgedGroup, all_known, mean
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy
@@ -89,7 +89,7 @@ class Learner:
     """Trains one policy, round by round.
 
     round: how many are finished. version: the swarm's round to which the policy stands, where policies are averaged;
-    None where the policy's version is the agent's own round. random: draws completions. generator: of its groups.
+    None where the policy's version is the agent's own round. generator: of its groups.
     """
 
     def __init__(
@@ -100,18 +100,17 @@ class Learner:
         draw: DrawTask,
         score: Score,
         sharing: Sharing,
-        seed: int,
+        draws: AssignedDraws,
         handed_out: Callable[[], None] = lambda: None,
     ) -> None:
-        """seed: of sampling. handed_out: called when some of its groups are done, before anybody hears of them."""
+        """draws: of completions. handed_out: is called when some groups are done, before anybody hears of them."""
         self.policy = policy
         self.round = 0
         self.version: int | None = None
         self._settings = settings
         self._draw, self._score, self._sharing, self._handed_out = draw, score, sharing, handed_out
-        self.random = torch.Generator().manual_seed(seed)
         self.generator = GroupGenerator(
-            policy, group_size=settings.group_size, generator=self.random, over_provision=settings.over_provision
+            policy, group_size=settings.group_size, draws=draws, over_provision=settings.over_provision
         )
         self._updater = Updater(policy, settings.updates)
         self._current: _Round | None = None

@@ -1,6 +1,6 @@
-"""The files of what an agent knows: policy, optimizer, random numbers and the next round, in one safetensors file each.
+"""The files of what an agent knows: policy, optimizer and the next round, in one safetensors file each.
 
-    <folder>/<next round>.safetensors    tensors `policy.<n>`, `<moment>.<n>` for the n-th trained parameter, `random`;
+    <folder>/<next round>.safetensors    tensors `policy.<n>`, `<moment>.<n>` for the n-th trained parameter;
                                          metadata `agent`: the fields of `Progress` as JSON
 
 A file is written beside its place and moved there, and its hash is checked when it is read: one that a crash or a disk
@@ -50,7 +50,6 @@ def save(learner: Learner, folder: Path, *, policy: str) -> None:
     tensors += [
         tensor_bytes(f"{moment}.{at}", value) for at in sorted(state) for moment, value in sorted(state[at].items())
     ]
-    tensors.append(tensor_bytes("random", learner.random.get_state()))
     progress = Progress(
         round=learner.round,
         policy=policy,
@@ -124,13 +123,9 @@ def _take_over(learner: Learner, file: TensorFile, policy: str) -> int:
         for at, parameter in enumerate(parameters)
         if progress.moments and has_moments(learner.optimizer, progress.moments)
     }
-    random = _tensor(file, "random", torch.uint8)
-    if random.shape != learner.random.get_state().shape:
-        raise DamagedFile(f"{file.path} has the random numbers of another generator; remove it to begin anew")
     _give(parameters, values)
     groups = learner.optimizer.state_dict()["param_groups"]
     learner.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    learner.random.set_state(random)
     learner.round = progress.round
     return progress.round
 

@@ -13,6 +13,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
+Draws = Callable[[int], float]
+"""Numbers in [0, 1), by place: the same ones whenever they are asked for, or of chance."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -26,12 +29,15 @@ class Sample:
 class Rollout:
     """A completion in the making. Whoever extends it appends to `tokens` and `log_probs` together.
 
+    draws: gives the number in [0, 1) by which the token at a place is drawn (`drawn_tokens`); None takes the most
+    probable one each time.
     log_probs: of each token, at the policy's temperature, under the parameters that it was drawn with; they stay as
     they are if a later policy goes on. done: the end token was drawn (it is the last token), or the limit is reached.
     versions: by run of tokens, the version of the policy that drew them and how many they are; kept by `note_version`.
     """
 
     prompt: tuple[int, ...]
+    draws: Draws | None = None
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     done: bool = False
@@ -48,6 +54,10 @@ class Rollout:
 
 class Policy(Protocol):
     """A causal language model with its tokenizer."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens; all are below it."""
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Tokens of a question, as the model is asked it (chat template, cut to what fits). At least one."""
@@ -66,18 +76,21 @@ class Policy(Protocol):
         self,
         rollouts: Sequence[Rollout],
         *,
-        generator: torch.Generator | None,
         enough: Callable[[], bool] | None = None,
     ) -> int:
-        """Draw tokens in one batch until every rollout is done, or `enough()` after a step. Returns how many tokens.
-
-        generator: None takes the most probable token each time.
-        """
+        """Draw tokens in one batch until every rollout is done, or `enough()` after a step. Returns how many tokens."""
 
     def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
         """Log-probabilities of the completions' tokens at the policy's temperature, with gradient.
 
         Returns (len(samples), tokens of the longest completion) float32, zero behind each completion's end.
+        """
+
+    def drawn_by(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """The numbers by which each token of the completions is drawn: from the first, and below the second.
+
+        Returns (len(samples), tokens of the longest completion, 2) float64 without gradient, as `spans_of` makes them;
+        0 to 1 behind each completion's end.
         """
 
     def parameters(self) -> Iterable[nn.Parameter]:
@@ -97,6 +110,40 @@ class Batch(Protocol):
         """Keep the rows `kept` where given, add a token to each, (rows, 1), and return what may follow."""
 
 
+def drawn_tokens(logs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The token of each row that a number draws: the first up to which there is more than that share of probability.
+
+    logs: (rows, vocabulary) log-probabilities. numbers: (rows,) float64 in [0, 1). Returns (rows, 1). It is the inverse
+    of the cumulative distribution, so tokens come as often as they are probable, and none that has no probability.
+    """
+    upto = logs.double().exp().cumsum(1)
+    found = torch.searchsorted(upto, numbers[:, None] * upto[:, -1:], right=True)
+    return torch.where(found < logs.shape[1], found, logs.argmax(1, keepdim=True))  # a product may round up to the sum
+
+
+def spans_of(logs: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The numbers by which `drawn_tokens` draws these tokens: from the first of two, and below the second.
+
+    logs: (…, vocabulary). tokens: (…,). Returns (…, 2) float64.
+    """
+    shares = logs.double().exp()
+    upto = shares.cumsum(-1)
+    last = upto[..., -1]
+    stop = upto.gather(-1, tokens[..., None])[..., 0]
+    start = stop - shares.gather(-1, tokens[..., None])[..., 0]
+    return torch.stack([start / last, stop / last], -1)
+
+
+def _next_tokens(logs: torch.Tensor, rollouts: Sequence[Rollout]) -> torch.Tensor:
+    """The next token of each, (rows, 1)."""
+    tokens = logs.argmax(1, keepdim=True)
+    drawn = [(at, one.draws(len(one.tokens))) for at, one in enumerate(rollouts) if one.draws is not None]
+    if drawn:
+        rows = torch.tensor([at for at, _ in drawn])
+        tokens[rows] = drawn_tokens(logs[rows], torch.tensor([number for _, number in drawn], dtype=torch.float64))
+    return tokens
+
+
 @torch.no_grad()
 def extend_together(
     batch: Batch,
@@ -104,12 +151,11 @@ def extend_together(
     *,
     limit: int,
     end: int,
-    generator: torch.Generator | None,
     enough: Callable[[], bool] | None,
 ) -> int:
     """`Policy.extend` by a batch: rows with the same context are read once, and a finished row leaves the batch.
 
-    limit: tokens of a completion. end: the token that ends one. generator: on the CPU, whatever the model's device.
+    limit: tokens of a completion. end: the token that ends one.
     """
     active = [rollout for rollout in rollouts if not rollout.done]
     if not active:
@@ -120,10 +166,7 @@ def extend_together(
     logs = batch.read(list(unique), [unique[context] for context in contexts], room=room)
     drawn = 0
     while True:
-        if generator is None:
-            tokens = logs.argmax(1, keepdim=True)
-        else:
-            tokens = torch.multinomial(logs.exp(), 1, generator=generator)
+        tokens = _next_tokens(logs, active)
         for rollout, token, log in zip(
             active, tokens.flatten().tolist(), logs.gather(1, tokens).flatten().tolist(), strict=True
         ):

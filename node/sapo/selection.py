@@ -29,7 +29,7 @@ from msgspec import Meta
 
 from shoal.node.sapo.groups import mean
 from shoal.node.sapo.tasks import TaskTable
-from shoal.node.sapo.trust import Trust
+from shoal.node.sapo.trust import Replayed, Trust
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
@@ -56,12 +56,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The judge's finding on a pulled group.
 
     rewards: (G,) of an accepted group, given here; none of a refused one. refused: why it is. blamed: whether its
-    origin is at fault.
+    origin is at fault. replayed: what was found of its tokens, where they were gone through.
     """
 
     rewards: Annotated[tuple[Reward, ...], Meta(max_length=COMPLETION_LIMIT)] = ()
     refused: Reason | None = None
     blamed: bool = True
+    replayed: Replayed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +90,28 @@ class Selector:
         self._own_tasks: set[bytes] = set()  # digests of offers that were found to be about assigned tasks
 
     def eligible(
-        self, offers: Iterable[Offer], *, round_number: int, used: Collection[bytes]
+        self,
+        offers: Iterable[Offer],
+        *,
+        round_number: int,
+        used: Collection[bytes],
+        policies: Collection[int] | None = None,
     ) -> tuple[list[Offer], Counter[Reason]]:
         """Return those that may be drawn in this node's round, and why others are left out, each told of once.
 
-        used: digests of groups that were pulled before.
+        used: digests of groups that were pulled before. policies: the versions of which groups are taken, None for all.
+        A later one may be taken later.
         """
         offers = list(offers)
         kept, counted, rejected = [], set(), Counter[Reason]()
         for offer in offers:
             if offer.digest in used:
                 continue
+            if policies and offer.announcement.policy_version > max(policies):
+                continue
             reason = self._reason_against(offer, round_number)
+            if reason is None and policies is not None and offer.announcement.policy_version not in policies:
+                reason = Reason.STALE
             if reason is None:
                 kept.append(offer)
                 continue
@@ -217,11 +228,18 @@ class Intake:
         self._missing = 0
         self._round = RoundIntake()
 
-    def begin(self, offers: Iterable[Offer], count: int, round_number: int) -> list[Offer]:
-        """Draw `count` of the offers that may be drawn in this node's round, and return them: they are to be pulled."""
+    def begin(
+        self, offers: Iterable[Offer], count: int, round_number: int, *, policies: Collection[int] | None = None
+    ) -> list[Offer]:
+        """Draw `count` of the offers that may be drawn in this node's round, and return them: they are to be pulled.
+
+        policies: see `Selector.eligible`.
+        """
         self.trust.advance(round_number)
         self.pulled, self._missing = [], count
-        eligible, left_out = self._selector.eligible(offers, round_number=round_number, used=self._used)
+        eligible, left_out = self._selector.eligible(
+            offers, round_number=round_number, used=self._used, policies=policies
+        )
         self.rejected.update(left_out)
         drawn = self._selector.draw(eligible, ATTEMPTS_PER_GROUP * count, self._rng)
         self._left = drawn[count:]
@@ -262,6 +280,8 @@ class Intake:
 
     def _note(self, offer: Offer, verdict: Verdict) -> None:
         origin = offer.origin
+        if verdict.replayed is not None:
+            self.trust.replayed(origin, verdict.replayed)
         if verdict.refused is not None:
             self.rejected[verdict.refused] += 1
             if verdict.blamed:

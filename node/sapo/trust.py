@@ -11,7 +11,12 @@ judge finds comes to it with the verdicts.
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import Final
+
+import msgspec
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import Reason
@@ -40,12 +45,44 @@ WEIGHTS = {
     Reason.QUOTA: 0.02,
     Reason.UNAVAILABLE: 0.05,  # who was killed and is back no longer has all that it offered
     Reason.STALE: 0.05,
+    Reason.OTHER_POLICY: IGNORED_AT,
 }
 """Demerits of each fault; what is not here is nobody's fault."""
 
 
+HONEST_MISSES: Final = 0.005
+"""Share of tokens that who draws from the policy that it names seems not to have drawn from it, at the most."""
+OTHER_MISSES: Final = 0.05
+"""The same of who draws from another, at the least that is looked for."""
+DOUBT_LIMIT: Final = math.log(1e9)
+"""Doubt in a peer that is as good as proof: to be honest it would have to have had such luck as one in so many has."""
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens of a group that were gone through again, and those of them that its policy does not draw."""
+
+    tokens: int
+    missed: int
+
+    @property
+    def doubt(self) -> float:
+        """The logarithm of how much more probable this is of who draws from another policy than it names."""
+        kept = self.tokens - self.missed
+        return self.missed * math.log(OTHER_MISSES / HONEST_MISSES) + kept * math.log(
+            (1 - OTHER_MISSES) / (1 - HONEST_MISSES)
+        )
+
+    @property
+    def is_proof(self) -> bool:
+        """True if this alone is enough."""
+        return self.doubt >= DOUBT_LIMIT
+
+
 class Trust:
     """Demerits of peers, as of this node's round. At most PEER_LIMIT peers; those with the fewest make room.
+
+    Doubt is what replays add up to: a cumulative sum that never falls below 0, so that who was honest for long has
+    nothing saved up (CUSUM: E. S. Page, Biometrika 41, 1954).
 
     on_ignored: is told of each peer that is ignored from now on, and by which fault.
     """
@@ -54,6 +91,7 @@ class Trust:
         self._on_ignored = on_ignored
         self._demerits = Suspicion(half_life=HALF_LIFE_ROUNDS, limit=PEER_LIMIT)
         self._ignored: set[PeerId] = set()
+        self._doubts: OrderedDict[PeerId, float] = OrderedDict()
         self._round = 0
 
     def advance(self, round_number: int) -> None:
@@ -79,6 +117,17 @@ class Trust:
         """Note that a group of `peer` was what it was announced as."""
         if self.demerits(peer):
             self._demerits.add(peer, -GOOD, self._round)
+
+    def replayed(self, peer: PeerId, found: Replayed) -> None:
+        """Note what was found of a group that a peer says it drew from a policy."""
+        doubt = max(0.0, self._doubts.pop(peer, 0.0) + found.doubt)
+        if doubt >= DOUBT_LIMIT:
+            self.fault(peer, Reason.OTHER_POLICY)
+            doubt = DOUBT_LIMIT / 2
+        if doubt:
+            self._doubts[peer] = doubt
+            while len(self._doubts) > PEER_LIMIT:
+                self._doubts.popitem(last=False)
 
     def demerits(self, peer: PeerId) -> float:
         """Return those of a peer, as of this round."""

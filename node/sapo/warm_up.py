@@ -122,10 +122,10 @@ def warm_up(
     """
     tell(WarmUpProgress(updates=0))
     lessons, probes = Lessons(choices, seed=seed, stream="lessons"), Lessons(choices, seed=seed, stream="probes")
-    generator = torch.Generator().manual_seed(seed)
+    chance = random.Random(f"{seed}/draws")
     optimizer = Muon(module_of(policy), list(trained_parameters(policy).values()), betas=(0.9, 0.95), weight_decay=0.0)
     step = partial(optimizer.step, settings.learning_rate)
-    updates, reward = 0, measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
+    updates, reward = 0, measure_reward(policy, probes.draw(settings.probes), score=score, chance=chance)
     began = time.monotonic()
     while reward < settings.reward and updates < settings.updates:
         for _ in range(min(settings.interval, settings.updates - updates)):
@@ -133,13 +133,14 @@ def warm_up(
             updates += 1
             left_s = (time.monotonic() - began) / updates * (settings.updates - updates)
             tell(WarmUpProgress(updates=updates, reward=reward, left_s=left_s))
-        reward = measure_reward(policy, probes.draw(settings.probes), score=score, generator=generator)
+        reward = measure_reward(policy, probes.draw(settings.probes), score=score, chance=chance)
     return WarmUpReport(updates=updates, reward=reward)
 
 
-def measure_reward(policy: Policy, lessons: Sequence[Lesson], *, score: Score, generator: torch.Generator) -> float:
+def measure_reward(policy: Policy, lessons: Sequence[Lesson], *, score: Score, chance: random.Random) -> float:
     """The mean reward of one sampled completion for each lesson's question, of those that were scored in time."""
-    rewards = rewards_of(policy, [lesson.task for lesson in lessons], score=score, generator=generator)
+    tasks = [lesson.task for lesson in lessons]
+    rewards = rewards_of(policy, tasks, score=score, draws=lambda _: chance.random())
     return mean(reward for reward in rewards if reward is not None) or 0.0
 
 

@@ -380,4 +380,70 @@ SAPO: tuple[Bug, ...] = (
         "reward=mean(chain.from_iterable(own.get(family, ()))),",
         "reward=mean(chain.from_iterable((*own.get(family, ()), *external.get(family, ())))),",
     ),
+    bug(
+        "a number is compared with that of another completion",
+        "tests/node/sapo/test_replay.py::test_who_draws_from_the_policy_that_it_names_misses_nothing",
+        "group.task.ref.index, claim.number)",
+        "group.task.ref.index, 0)",
+    ),
+    bug(
+        "whatever a token is drawn by it is the policy's",
+        "tests/node/sapo/test_replay.py::test_another_temperature_is_found",
+        "TOLERANCE: Final = 5e-3",
+        "TOLERANCE: Final = 1.0",
+    ),
+    bug(
+        "a completion may be cut short where its beginning is right",
+        "tests/node/sapo/test_replay.py::test_tokens_that_no_drawing_ends_with_are_refused",
+        "return self._end not in tokens[:-1] and (tokens[-1] == self._end or len(tokens) == self._limit)",
+        "return True",
+    ),
+    bug(
+        "who leaves its tokens out is believed",
+        "tests/node/sapo/test_replay.py::test_tokens_may_be_left_out_only_where_there_is_no_room",
+        "if LABEL_BYTES * sum(map(len, tokens)) <= DRAWN_LIMIT_BYTES:",
+        "if not tokens:",
+    ),
+    bug(
+        "a trainer goes on with the policy that it went through others' groups by",
+        "tests/node/sapo/test_replay.py::test_who_draws_from_the_policy_that_it_names_misses_nothing",
+        """
+            flat.scatter(own)
+        """,
+        """
+            pass
+        """,
+    ),
+    bug(
+        "a sampler draws from another rounding of the policy than can be gone through",
+        "tests/node/sapo/test_following.py"
+        "::test_where_groups_are_replayed_its_policy_is_the_image_of_the_certified_one",
+        "put_values(image_of(anchor.values), anchor.values)",
+        "pass",
+    ),
+    bug(
+        "doubt in a peer does not add up",
+        "tests/node/sapo/test_replay.py::test_doubt_adds_up_to_a_fault_and_honesty_saves_nothing_up",
+        "doubt = max(0.0, self._doubts.pop(peer, 0.0) + found.doubt)",
+        "doubt = max(0.0, found.doubt)",
+    ),
+    bug(
+        "a group that is proven to be of another policy is learnt from",
+        "tests/node/sapo/test_judge.py"
+        "::test_groups_that_are_to_be_replayed_are_refused_on_proof_and_else_weighed_with_what_was_found",
+        "    if found.is_proof:\n",
+        "    if False:\n",
+    ),
+    bug(
+        "groups of policies that are long gone are taken, as nobody can go through them",
+        "tests/node/sapo/test_selection.py::test_groups_are_of_policies_that_can_be_gone_through_and_later_ones_wait",
+        "if reason is None and policies is not None and offer.announcement.policy_version not in policies:",
+        "if False:",
+    ),
+    bug(
+        "a token is drawn by the number of the place before",
+        "tests/node/sapo/test_char_policy.py::test_generation_and_log_probs_equal_a_forward_of_each_alone",
+        "one.draws(len(one.tokens))",
+        "one.draws(max(0, len(one.tokens) - 1))",
+    ),
 )

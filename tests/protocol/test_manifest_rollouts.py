@@ -60,6 +60,7 @@ CHANGES: list[dict[str, object]] = [
     {"labels": True},
     {"over_provision": 1.5},
     {"images": True},
+    {"images": True, "labels": True, "replays": True},
 ]
 
 
@@ -80,8 +81,11 @@ def test_what_earlier_releases_have_no_key_for_is_not_in_the_hash_until_it_is_us
     assert b"over_provision" not in manifest.to_canonical()
     assert b"labels" not in manifest.to_canonical()
     assert b"images" not in manifest.to_canonical()
+    assert b"replays" not in manifest.to_canonical()
     assert (
-        parse_manifest(SHARING + TASKS + "over_provision = 1\nlabels = false\nimages = false\n").swarm_id
+        parse_manifest(
+            SHARING + TASKS + "over_provision = 1\nlabels = false\nimages = false\nreplays = false\n"
+        ).swarm_id
         == manifest.swarm_id
     )
     used = parse_manifest(SHARING + TASKS + "over_provision = 2\nlabels = true\nexternal_terms = 'tis'\n")
@@ -120,6 +124,11 @@ def test_what_earlier_releases_have_no_key_for_is_not_in_the_hash_until_it_is_us
         (SHARING + TASKS + "external_terms = 'tis'\n", "write labels = true beside it"),
         (SHARING + TASKS + "over_provision = 0.5\n", "[rollouts] over_provision: expected a number >= 1"),
         (SHARING + TASKS + "images = true\n", 'images has no meaning with strategy = "rollouts"; leave it out'),
+        (SHARING + TASKS + "replays = true\n", "write images = true, labels = true beside it"),
+        (
+            SHARING + TASKS + "replays = true\nimages = true\nlabels = true\nover_provision = 2.0\n",
+            "replays needs completions of one policy; write over_provision = 1.0, or replays = false",
+        ),
         (SHARING + TASKS + "over_provision = 5.0\n", "[rollouts] over_provision: expected a number <= 4"),
     ],
 )

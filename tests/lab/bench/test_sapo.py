@@ -76,7 +76,10 @@ def test_a_warm_start_is_what_the_warm_up_gives(shared_run: SapoResult) -> None:
 
 
 def test_what_is_published_is_heard_so_many_rounds_later() -> None:
-    found = [measure_sapo(tiny_bench(rounds=3, delay=delay), seed=1) for delay in (1, 2, 3)]
+    found = [
+        measure_sapo(tiny_bench(rounds=3, delay=delay, local=4, external=4, group_size=6), seed=1)
+        for delay in (1, 2, 3)
+    ]
     assert [one.delay for one in found] == [1, 2, 3]
     first = found[0].reward_by_round[0]
     assert all(one.reward_by_round[0] == first for one in found), "nobody has heard of anything"

@@ -19,6 +19,7 @@ from shoal.node.sapo.policy import module_of
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.training.trainer_messages import Evaluate, Evaluated
 from tests.node.loop_ends import DaemonEnd, Ends, flat
+from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import score, sum_task
 
 RATE = np.float32(0.7)
@@ -37,7 +38,7 @@ def new_learner(*, rewarding: bool = True) -> Learner:
             for found, (_, text) in zip(score(pairs), pairs, strict=True)
         ],
         sharing=Alone(),
-        seed=1,
+        draws=assigned(1),
     )
 
 
@@ -50,8 +51,8 @@ class Joined(Averaging):
         return found
 
 
-def joined(folder: Path, learner: Learner) -> Joined:
-    return Joined(learner, folder)
+def joined(folder: Path, learner: Learner, *, replays: bool = False) -> Joined:
+    return Joined(learner, folder, replays=replays)
 
 
 def model_of(learner: Learner) -> torch.nn.Module:
@@ -84,7 +85,7 @@ def test_what_the_agent_learns_between_two_averages_is_contributed_once(tmp_path
         await end.send(Stop())
 
     start = flat(model_of(learner))
-    with Ends(tmp_path, daemon), joined(tmp_path, learner) as averaging:
+    with Ends(tmp_path, daemon), joined(tmp_path, learner, replays=True) as averaging:
         assert np.array_equal(start, bases[0])  # the swarm begins where its first founder's warm-up ended
         while True:
             reports.append(learner.run_round())
@@ -94,6 +95,10 @@ def test_what_the_agent_learns_between_two_averages_is_contributed_once(tmp_path
             if len(reports) % 2 == 0:
                 locals_.append(local)
                 assert np.array_equal(flat(model_of(learner)), bases[-1])  # in place, for learner and optimizer alike
+                assert averaging.past.rounds == (len(bases) - 2, len(bases) - 1) if len(bases) > 1 else (0,)
+                with averaging.past.standing_on(len(bases) - 1):
+                    image = torch.from_numpy(bases[-1]).bfloat16().float().numpy()
+                    assert np.array_equal(flat(model_of(learner)), image)
             else:
                 assert np.array_equal(flat(model_of(learner)), local)
             if not going:

@@ -14,6 +14,7 @@ from shoal.node.sapo.causal_lm_policy import CausalLMPolicy, CausalLMSettings
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.protocol.errors import ConfigError
+from tests.node.sapo.draws import assigned
 from tests.node.sapo.policy_contract import assert_draws_and_scores_as
 from tests.node.sapo.sums import score, sum_task
 
@@ -125,7 +126,7 @@ def test_adapters_alone_are_trained() -> None:
         draw=lambda round, index: sum_task(round, index, most=2),
         score=lambda pairs: [float(at % 2) for at in range(len(pairs))],
         sharing=Alone(),
-        seed=1,
+        draws=assigned(1),
     )
     for _ in range(2):
         learner.run_round()
@@ -144,7 +145,7 @@ def test_a_model_of_transformers_learns() -> None:
         draw=lambda round, index: sum_task(round, index, most=2),
         score=score,
         sharing=Alone(),
-        seed=1,
+        draws=assigned(1),
     )
     rewards = [learner.run_round().reward for _ in range(40)]
     assert sum(rewards[:3]) / 3 < 0.1

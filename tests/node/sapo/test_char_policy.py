@@ -10,6 +10,7 @@ import torch
 from shoal.node.sapo.char_policy import END, PACKED_SAMPLES, SPECIAL, CharModelSettings, CharPolicy
 from shoal.node.sapo.policy import Rollout, Sample
 from shoal.protocol.errors import ConfigError
+from tests.node.sapo.draws import of_chance
 from tests.node.sapo.policy_contract import assert_draws_and_scores_as
 
 SMALL = CharModelSettings(width=16, layers=2, heads=2, prompt_chars=12, completion_tokens=8, alphabet="0123456789+= -")
@@ -52,8 +53,9 @@ def test_generation_and_log_probs_equal_a_forward_of_each_alone(temperature: flo
 def test_generation_draws_from_the_distribution_of_the_forward_without_a_cache() -> None:
     policy = trained_apart(CharPolicy(SMALL, seed=2))
     prompt = policy.encode_prompt("1+2=")
-    rollouts = [Rollout(prompt=prompt) for _ in range(2000)]
-    policy.extend(rollouts, generator=torch.Generator().manual_seed(1))
+    draws = of_chance(1)
+    rollouts = [Rollout(prompt=prompt, draws=draws) for _ in range(2000)]
+    policy.extend(rollouts)
     expected = distributions(policy, (*prompt, END))[-1].exp()
     counts = torch.bincount(torch.tensor([rollout.tokens[0] for rollout in rollouts]), minlength=len(expected))
     assert torch.allclose(counts / len(rollouts), expected, atol=0.04)

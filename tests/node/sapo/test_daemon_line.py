@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.node.sapo import daemon_line
-from shoal.node.sapo.agent_messages import WAIT_LIMIT_S, Delivered, Made, Order, Take
+from shoal.node.sapo.agent_messages import WAIT_LIMIT_S, Delivered, Judged, Made, Order, Pulled, Take
 from shoal.node.sapo.daemon_line import WORTH_LEAST_S, DaemonSharing, worth_waiting_s
+from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.node.sapo.trust import Replayed
 from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, decode_group
+from tests.node.sapo.offering import SOURCE, SWARM, group_of, offer_of, peer_id
 from tests.node.sapo.sums import SUMS, foreign_group, sum_task
 from tests.node.sapo.test_agent_process import ME, begin
 
@@ -76,6 +80,40 @@ def test_each_round_is_measured_by_its_own_groups_alone(tmp_path: Path, monkeypa
     sharing.take(1, wait_s=5.0)
     takes = [report for report in line.heard if isinstance(report, Take)]
     assert takes == [Take(count=3, limit_s=9.0), Take(count=1, wait_s=5.0, limit_s=None)]
+
+
+class Delivering(Line):
+    """A daemon that delivers some groups at first."""
+
+    def __init__(self, *pulled: Pulled) -> None:
+        super().__init__()
+        self._orders: list[Order] = [*pulled, Delivered()]
+
+    def receive(self) -> Order:
+        return self._orders.pop(0) if self._orders else Delivered()
+
+
+def test_groups_that_the_daemon_wants_replayed_are_of_the_policies_that_are_here(tmp_path: Path) -> None:
+    offers = [offer_of(group_of(peer_id(1), index, policy_version=7)) for index in range(2)]
+    line = Delivering(*(Pulled(offer=offer, group=data, replay=at == 1) for at, (offer, data) in enumerate(offers)))
+    sharing = DaemonSharing(
+        msgspec.structs.replace(begin(tmp_path), swarm_id=SWARM),
+        line,  # type: ignore[arg-type]
+        source=SOURCE,
+        scorer=Scorer(SOURCE),
+    )
+    seen: list[int] = []
+
+    def replay(group: JudgedGroup) -> Replayed:
+        seen.append(group.task.ref.index)
+        return Replayed(tokens=9, missed=1)
+
+    sharing.replay_by(replay, lambda: (6, 7))
+    assert [group.task.ref.index for group in sharing.take(2)] == [0, 1]
+    assert seen == [1]
+    assert [report.policies for report in line.heard if isinstance(report, Take)] == [(6, 7)]
+    (judged,) = [report for report in line.heard if isinstance(report, Judged)]
+    assert [verdict.replayed for verdict in judged.verdicts] == [None, Replayed(tokens=9, missed=1)]
 
 
 @pytest.mark.parametrize("text", ["9" * (COMPLETION_LIMIT_BYTES + 1), "\ud800"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from shoal.node.loops.external_trainer import Detached
 from shoal.node.loops.loop_daemon import MANIFEST_NAME
@@ -23,6 +24,7 @@ from tests.node import loop_ends
 from tests.node.checkpoint_lab import manifest_of
 from tests.node.ledger import identity
 from tests.node.loop_ends import DaemonEnd, Ends, flat
+from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import score, sum_task
 from tests.node.sapo.test_averaging import SETTINGS
 
@@ -49,7 +51,7 @@ def sampler(sharing: Kept) -> Learner:
         draw=lambda round, index: sum_task(round, index, most=1),
         score=score,
         sharing=sharing,
-        seed=1,
+        draws=assigned(1),
     )
 
 
@@ -82,7 +84,7 @@ def test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round(tmp
         await end.send(Stop())
 
     reports: list[RoundReport] = []
-    with Ends(tmp_path, daemon), Following(learner, tmp_path) as beside:
+    with Ends(tmp_path, daemon), Following(learner, tmp_path, replays=False) as beside:
         assert np.array_equal(parameters(learner), states[0])
         reports.append(learner.run_round())
         assert np.array_equal(parameters(learner), states[0]), "what it samples teaches it nothing"
@@ -98,6 +100,24 @@ def test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round(tmp
     assert not learner.optimizer.state, "it holds no moments"
 
 
+@pytest.mark.parametrize("judges", [False, True])
+def test_where_groups_are_replayed_its_policy_is_the_image_of_the_certified_one(tmp_path: Path, judges: bool) -> None:
+    learner = sampler(Kept())
+    state = np.random.default_rng(1).normal(size=parameters(learner).size).astype(np.float32)
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(state, 4, fresh=True)
+        await end.wait(over)
+
+    over = threading.Event()
+    with Ends(tmp_path, daemon), Following(learner, tmp_path, replays=True, judges=judges) as beside:
+        image = torch.from_numpy(state).bfloat16().float().numpy()
+        assert not np.array_equal(image, state)
+        assert np.array_equal(parameters(learner), image)
+        assert beside.past.rounds == ((4,) if judges else ()), "who judges nothing keeps none"
+        over.set()
+
+
 def test_pause_of_its_user_holds_it_between_two_rounds_and_a_daemon_that_dies_ends_it(tmp_path: Path) -> None:
     learner = sampler(Kept())
     held = threading.Event()
@@ -111,7 +131,7 @@ def test_pause_of_its_user_holds_it_between_two_rounds_and_a_daemon_that_dies_en
         await end.wait(went_on)
 
     went_on = threading.Event()
-    with Ends(tmp_path, daemon), Following(learner, tmp_path) as beside:
+    with Ends(tmp_path, daemon), Following(learner, tmp_path, replays=False) as beside:
         report = learner.run_round()
         while not beside._paused:  # a thread of the client's reads orders: that one was sent is not that it is here
             beside.refresh()
@@ -133,7 +153,7 @@ def test_first_founder_has_to_train_for_its_policy_is_the_first_state(
     with (
         Ends(tmp_path, daemon),
         pytest.raises(ConfigError, match="--rollouts train"),
-        Following(sampler(Kept()), tmp_path),
+        Following(sampler(Kept()), tmp_path, replays=False),
     ):
         pass
 
@@ -149,7 +169,7 @@ def test_any_other_founder_that_samples_draws_a_policy_and_then_takes_the_firsts
         await end.apply(drawn + 1, 0, fresh=True)
 
     monkeypatch.setattr(loop_ends, "PEER", identity(2).peer_id)
-    with Ends(tmp_path, daemon), Following(learner, tmp_path):
+    with Ends(tmp_path, daemon), Following(learner, tmp_path, replays=False):
         assert np.array_equal(parameters(learner), drawn + 1)
 
 
@@ -160,6 +180,6 @@ def test_node_that_ends_before_there_is_a_state_ends_the_wait(tmp_path: Path) ->
     with (
         Ends(tmp_path, daemon),
         pytest.raises(NetworkError, match="before there was a policy"),
-        Following(sampler(Kept()), tmp_path),
+        Following(sampler(Kept()), tmp_path, replays=False),
     ):
         pass

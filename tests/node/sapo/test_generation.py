@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import msgspec
-import torch
 
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.completions import version_of
 from shoal.node.sapo.generation import AGE_LIMIT_ROUNDS, GeneratedGroup, GroupGenerator
 from shoal.node.sapo.policy import Rollout
 from shoal.node.sapo.tasks import Task
+from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import sum_task
 
 SETTINGS = CharModelSettings(width=16, layers=1, heads=2, prompt_chars=8, completion_tokens=30, alphabet="0123456789+=")
@@ -35,9 +35,7 @@ class Staircase(CharPolicy):
         self._lengths = iter(lengths)
         self._ends: dict[Rollout, int] = {}
 
-    def extend(
-        self, rollouts: Sequence[Rollout], *, generator: torch.Generator, enough: Callable[[], bool] | None = None
-    ) -> int:
+    def extend(self, rollouts: Sequence[Rollout], *, enough: Callable[[], bool] | None = None) -> int:
         for rollout in rollouts:
             if rollout not in self._ends:
                 self._ends[rollout] = next(self._lengths)
@@ -54,9 +52,7 @@ class Staircase(CharPolicy):
 
 
 def new_generator(policy: CharPolicy, *, over_provision: float, group_size: int = 2) -> GroupGenerator:
-    return GroupGenerator(
-        policy, group_size=group_size, generator=torch.Generator().manual_seed(1), over_provision=over_provision
-    )
+    return GroupGenerator(policy, group_size=group_size, draws=assigned(1), over_provision=over_provision)
 
 
 def test_collect_returns_finished_groups_of_distinct_tasks() -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 import pytest
-import torch
 
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.held_out import TIME_SHARE, HeldOut, held_out_tasks
@@ -45,10 +44,9 @@ class Solver(CharPolicy):
         self,
         rollouts: Sequence[Rollout],
         *,
-        generator: torch.Generator | None,
         enough: Callable[[], bool] | None = None,
     ) -> int:
-        assert generator is None
+        assert all(rollout.draws is None for rollout in rollouts)
         self.asked.append(len(rollouts))
         for rollout in rollouts:
             question = self.decode(rollout.prompt)
@@ -123,11 +121,11 @@ def test_tasks_that_take_too_long_are_fewer_from_then_on() -> None:
     assert [held_out.evaluate(Solver(lambda _: True), round).tasks for round in (0, 1)] == [16, 16]
 
 
-def test_without_a_generator_the_most_probable_token_is_taken() -> None:
+def test_without_draws_the_most_probable_token_is_taken() -> None:
     policy = CharPolicy(SETTINGS, seed=3)
     prompt = policy.encode_prompt("1+1=")
     rollout = Rollout(prompt=prompt)
-    policy.extend([rollout], generator=None)
+    policy.extend([rollout])
     for at, token in enumerate(rollout.tokens):
         others = [
             Sample(prompt=prompt, completion=(*rollout.tokens[:at], other))

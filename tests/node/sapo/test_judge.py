@@ -15,11 +15,12 @@ from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.judge import COPY_LEAST_BYTES, Judge
 from shoal.node.sapo.selection import Verdict
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
-from shoal.node.sapo.trust import WEIGHTS
+from shoal.node.sapo.trust import WEIGHTS, Replayed
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import (
     Reason,
+    RolloutError,
     RolloutGroup,
     TaskRef,
     assigned_seed,
@@ -86,6 +87,37 @@ def test_wrong_answers_announced_as_right_are_refused_and_blamed() -> None:
     judge = new_judge()
     assert refusal(judge, *offer_of(group_of(ALICE, rewards=(0.0, 0.0, 0.0)), (1.0, 1.0, 0.0))) == Reason.HINT
     assert refusal(judge, *offer_of(group_of(ALICE, 1, rewards=(1.0, 0.0, 0.0)), (1.0, 1.0, 0.0))) == Reason.HINT
+
+
+def test_groups_that_are_to_be_replayed_are_refused_on_proof_and_else_weighed_with_what_was_found() -> None:
+    groups = [offer_of(group_of(ALICE, index)) for index in range(4)]
+    digests = [offer.digest for offer, _ in groups]
+    found = {0: Replayed(tokens=30, missed=1), 1: Replayed(tokens=30, missed=20)}
+    seen: list[int] = []
+
+    def replay(group: JudgedGroup) -> Replayed:
+        seen.append(group.task.ref.index)
+        if group.task.ref.index == 2:
+            raise RolloutError("no tokens", reason=Reason.MISLABELLED, peer=ALICE)
+        return found[group.task.ref.index]
+
+    judge = new_judge()
+    judge.replay = replay
+    judgements = judge.judge(groups, to_replay=digests[:3])
+    assert seen == [0, 1, 2], "who trains is not gone through"
+    assert [one.group is not None for one in judgements] == [True, False, False, True]
+    assert judgements[0].verdict == Verdict(rewards=(1.0, 0.0, 1.0, 0.0), replayed=found[0])
+    assert judgements[1].verdict == Verdict(refused=Reason.OTHER_POLICY, blamed=False, replayed=found[1])
+    assert judgements[2].verdict == Verdict(refused=Reason.MISLABELLED)
+    assert judgements[3].verdict.replayed is None
+
+
+def test_a_group_that_is_refused_anyway_is_not_gone_through() -> None:
+    judge = new_judge()
+    judge.replay = lambda group: pytest.fail("it teaches nothing")
+    lie = offer_of(group_of(BOB, rewards=(0.0, 0.0)), (1.0, 0.0))
+    (one,) = judge.judge([lie], to_replay={lie[0].digest})
+    assert one.verdict.refused is Reason.HINT
 
 
 def test_rewards_that_do_not_vary_teach_nothing_and_are_no_fault() -> None:

@@ -18,6 +18,7 @@ from shoal.node.sapo.policy import Sample
 from shoal.node.sapo.tasks import Task
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.protocol.errors import LocalError
+from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import foreign_group, score, sum_task
 
 SMALL = CharModelSettings(width=32, layers=1, heads=2, prompt_chars=4, completion_tokens=3, alphabet="01234+=")
@@ -61,7 +62,7 @@ def new_learner(
         draw=easy_task,
         score=score,
         sharing=sharing,
-        seed=seed,
+        draws=assigned(seed),
         handed_out=handed_out,
     )
 

@@ -10,6 +10,7 @@ import torch
 from shoal.node.sapo import learner_state
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings
+from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import score, sum_task
 
 POLICY = "char-policy"
@@ -30,7 +31,7 @@ def learner(seed: int = 0, *, width: int = 16) -> Learner:
             max(found, float(text[:1] > "4")) for found, (_, text) in zip(score(pairs), pairs, strict=True)
         ],
         sharing=Alone(),
-        seed=seed,
+        draws=assigned(0),
     )
 
 

@@ -18,6 +18,7 @@ from shoal.node.sapo.policy_export import AGENT_FOLDER
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import render_manifest, validate_manifest
 from tests.node.donors import flipped
+from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import score, sum_task
 
 OPTIONS = {"width": 16, "layers": 1, "heads": 2, "prompt_chars": 8, "warm_up_updates": 0}
@@ -36,11 +37,12 @@ def node_folder(folder: Path, *rounds: int) -> dict[str, torch.Tensor]:
     policy = CharPolicyFactory(**OPTIONS).build(  # type: ignore[arg-type]
         PolicyLimits(seed=7, completion_tokens=4, temperature=1.0)
     )
-    learner = Learner(policy, LearnerSettings(), draw=sum_task, score=score, sharing=Alone(), seed=1)
+    learner = Learner(policy, LearnerSettings(), draw=sum_task, score=score, sharing=Alone(), draws=assigned(1))
+    chance = torch.Generator().manual_seed(1)
     for round in rounds:
         with torch.no_grad():
             for parameter in policy.parameters():
-                parameter += torch.randn(parameter.shape, generator=learner.random)
+                parameter += torch.randn(parameter.shape, generator=chance)
         learner.round = round
         learner_state.save(learner, folder / AGENT_FOLDER, policy="char-policy")
     return {name: value.detach().clone() for name, value in policy.model.state_dict().items()}

@@ -14,6 +14,7 @@ from shoal.node.sapo.policy import trained_parameters
 from shoal.node.sapo.policy_optimizer import PolicyMuon, policy_optimizer
 from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.training.muon import Muon
+from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import score, sum_task
 
 SETTINGS = CharModelSettings(
@@ -76,7 +77,7 @@ def learner(optimizer: str) -> Learner:
             max(one, float(text[:1] > "2")) for one, (_, text) in zip(score(pairs), pairs, strict=True)
         ],
         sharing=Alone(),
-        seed=3,
+        draws=assigned(3),
     )
 
 

@@ -61,6 +61,19 @@ def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
     assert trust.demerits(ALICE) == WEIGHTS[Reason.FOREIGN_TASK]  # once
 
 
+def test_groups_are_of_policies_that_can_be_gone_through_and_later_ones_wait() -> None:
+    selector = new_selector()
+    of = {version: offer_of(group_of(ALICE, version, policy_version=version))[0] for version in (6, 7, 8, 9)}
+    eligible, left_out = selector.eligible(of.values(), round_number=0, used=(), policies=(7, 8))
+    assert (eligible, left_out) == ([of[7], of[8]], {Reason.STALE: 1})
+    assert selector.eligible(of.values(), round_number=0, used=(), policies=(8, 9)) == (
+        [of[8], of[9]],
+        {Reason.STALE: 1},
+    )
+    assert selector.eligible(of.values(), round_number=0, used=(), policies=()) == ([], {Reason.STALE: 2})
+    assert selector.eligible(of.values(), round_number=0, used=())[0] == list(of.values())
+
+
 def test_peer_that_offers_more_is_not_chosen_more() -> None:
     selector = new_selector()
     flood = [offer(index) for index in range(2 * OFFERS_PER_ORIGIN)]

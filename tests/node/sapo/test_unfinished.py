@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from shoal.node.sapo import unfinished
 from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
@@ -14,6 +13,7 @@ from shoal.node.sapo.policy import Rollout
 from shoal.node.sapo.tasks import Task
 from shoal.node.sapo.unfinished import NAME, UnfinishedFile
 from shoal.protocol.errors import StorageError
+from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import sum_task
 
 SETTINGS = CharModelSettings(width=16, layers=1, heads=2, prompt_chars=8, completion_tokens=30, alphabet="0123456789+=")
@@ -74,29 +74,22 @@ def test_groups_are_restored_as_they_were(file: UnfinishedFile) -> None:
 
 
 def test_generator_goes_on_to_the_bit(file: UnfinishedFile) -> None:
-    def generator(seed: int) -> GroupGenerator:
-        return GroupGenerator(
-            CharPolicy(SETTINGS, seed=1),
-            group_size=4,
-            generator=torch.Generator().manual_seed(seed),
-            over_provision=4.0,
-        )
+    def generator() -> GroupGenerator:
+        return GroupGenerator(CharPolicy(SETTINGS, seed=1), group_size=4, draws=assigned(1), over_provision=4.0)
 
-    def rest(of: GroupGenerator, random: torch.Tensor) -> list[object]:
-        of._generator.set_state(random)
+    def rest(of: GroupGenerator) -> list[object]:
         count = len(of.under_way) // 4
         made = of.collect(count, lambda: pytest.fail("a task is begun"), round=6, version=6)
         return told([*made.groups, *of.under_way])
 
-    first, second, begun = generator(1), generator(2), iter(range(100))
+    first, second, begun = generator(), generator(), iter(range(100))
     first.collect(2, lambda: draw(5, next(begun)), round=5, version=5)
     first.collect(2, lambda: draw(5, next(begun)), round=5, version=5)
     first._under_way = first._under_way[: 4 * (len(first.under_way) // 4)]
     assert any(not one.done for one in first.under_way)
     file.save(first.under_way)
-    random = first._generator.get_state().clone()
     second.go_on_with(file.restore(CharPolicy(SETTINGS, seed=1), draw))
-    assert rest(second, random) == rest(first, random)
+    assert rest(second) == rest(first)
 
 
 def test_file_has_the_oldest_groups_that_there_is_room_for(

@@ -13,6 +13,7 @@ from shoal.node.sapo.grpo import Batch, ExternalTerms, grpo_loss
 from shoal.node.sapo.policy import Rollout, Sample, completion_mask
 from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
 from shoal.protocol.rollouts import Drawn, Sampling
+from tests.node.sapo.draws import of_chance
 from tests.node.sapo.sums import foreign_group, sum_task
 
 SETTINGS = CharModelSettings(width=16, layers=1, heads=2, prompt_chars=8, completion_tokens=6, alphabet="0123456789+=")
@@ -21,8 +22,9 @@ RATE = 1e-2
 
 def some_rows(policy: CharPolicy) -> list[Row]:
     """Own rows drawn by an earlier policy, and rows of others; some without advantage, some of known probability."""
-    rollouts = [Rollout(prompt=policy.encode_prompt(text)) for text in ("1+1=", "12+7=", "=", "5+5=")]
-    CharPolicy(SETTINGS, seed=9).extend(rollouts, generator=torch.Generator().manual_seed(1))
+    draws = of_chance(1)
+    rollouts = [Rollout(prompt=policy.encode_prompt(text), draws=draws) for text in ("1+1=", "12+7=", "=", "5+5=")]
+    CharPolicy(SETTINGS, seed=9).extend(rollouts)
     own = [
         Row(
             sample=Sample(prompt=one.prompt, completion=tuple(one.tokens)),
@@ -95,8 +97,9 @@ def test_an_update_is_that_of_the_whole_batch_though_rows_without_gradient_are_l
 
 def test_own_rows_are_what_was_drawn_with_the_log_probs_of_that_time() -> None:
     policy = CharPolicy(SETTINGS, seed=1)
-    rollouts = tuple(Rollout(prompt=policy.encode_prompt("1+1=")) for _ in range(8))
-    policy.extend(rollouts, generator=torch.Generator().manual_seed(1))
+    draws = of_chance(1)
+    rollouts = tuple(Rollout(prompt=policy.encode_prompt("1+1="), draws=draws) for _ in range(8))
+    policy.extend(rollouts)
     rewards = [1.0, 0.0] * 4
     rows = own_rows(GeneratedGroup(task=sum_task(0, 0), round=0, rollouts=rollouts), rewards)
     for row, rollout, reward in zip(rows, rollouts, rewards, strict=True):

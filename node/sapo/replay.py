@@ -1,0 +1,121 @@
+"""Whether a group was drawn by the policy that it names: a share of its completions is gone through again.
+
+The numbers by which tokens are drawn are assigned (`assigned_draws`), and each has one policy, that of the round it
+names. So one pass of that policy over a completion tells for each token between which numbers it is drawn, and the
+number that it had to be drawn by is within, but for what precision makes of it. Whoever draws from another policy, at
+another temperature, chooses among several completions, or writes them itself, has tokens whose numbers are elsewhere.
+
+Nobody can tell beforehand which completions are gone through. Source of the idea: Token-DiFR, arXiv 2511.20621; there
+the noise of Gumbel's is compared, here the one number that inverse sampling takes.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from shoal.node.sapo.groups import DRAWN_LIMIT_BYTES, LABEL_BYTES, JudgedGroup
+from shoal.node.sapo.past_policies import PastPolicies
+from shoal.node.sapo.policy import Policy, Sample
+from shoal.node.sapo.trust import Replayed
+from shoal.protocol.errors import LocalError
+from shoal.protocol.rollouts import Reason, RolloutError, assigned_draws
+from shoal.protocol.wire import SwarmId
+
+SHARE: Final = 2
+"""Of so many completions one is gone through, and one of each group at least."""
+TOLERANCE: Final = 5e-3
+"""A number may be so far outside of where its token is drawn: of probability, what machines differ by."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A completion as its origin says it was drawn. number: in its group."""
+
+    number: int
+    tokens: tuple[int, ...]
+
+
+class Replayer:
+    """Goes through others' completions by the policy that they name.
+
+    completion_tokens: the most of one. chance: which completions are gone through.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        past: PastPolicies,
+        *,
+        swarm_id: SwarmId,
+        completion_tokens: int,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._policy = policy
+        self._past = past
+        self._swarm_id = swarm_id
+        self._limit = completion_tokens
+        self._chance = chance or random.SystemRandom()
+        ended = policy.encode_completion("")
+        if not ended:
+            raise LocalError("a policy that has no tokens for an empty completion")
+        self._end = ended[-1]
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds whose policies are here; groups of others are not taken."""
+        return self._past.rounds
+
+    def replay(self, group: JudgedGroup) -> Replayed:
+        """Count the tokens that were gone through, and those that this policy does not draw.
+
+        Raises RolloutError for a group of a policy that is not here, or whose tokens are not those of its texts.
+        """
+        if group.policy_version not in self._past.rounds:
+            raise RolloutError("a policy that is not here (any more)", reason=Reason.STALE, peer=group.origin)
+        claims = self._claims(group)
+        prompt = self._policy.encode_prompt(group.task.question)
+        samples = [Sample(prompt=prompt, completion=claim.tokens) for claim in claims]
+        with self._past.standing_on(group.policy_version):
+            spans = self._policy.drawn_by(samples)
+        origin = group.origin
+        assert origin is not None
+        missed = 0
+        for claim, span in zip(claims, spans, strict=True):
+            draws = assigned_draws(self._swarm_id, origin, group.round, group.task.ref.index, claim.number)
+            numbers = torch.tensor([draws(place) for place in range(len(claim.tokens))], dtype=torch.float64)
+            span = span[: len(numbers)]
+            missed += int(((numbers < span[:, 0] - TOLERANCE) | (numbers > span[:, 1] + TOLERANCE)).sum())
+        return Replayed(tokens=sum(len(claim.tokens) for claim in claims), missed=missed)
+
+    def _claims(self, group: JudgedGroup) -> list[_Claim]:
+        """Choose completions, and return the tokens that they say they have. Raises RolloutError."""
+        size = len(group.texts)
+        chosen = sorted(self._chance.sample(range(size), max(1, size // SHARE)))
+        said = group.sampling.drawn if group.sampling is not None else ()
+        claims = []
+        for number in chosen:
+            text = group.texts[number]
+            tokens = said[number].ids() if said else self._own_tokens(group, text)
+            if not self._is_whole(tokens) or self._policy.decode(tokens) != text:
+                raise RolloutError(
+                    "tokens that are not those of its texts", reason=Reason.MISLABELLED, peer=group.origin
+                )
+            claims.append(_Claim(number, tokens))
+        return claims
+
+    def _own_tokens(self, group: JudgedGroup, text: str) -> tuple[int, ...]:
+        """Tokens of a text whose group has no room for them; nobody may leave them out otherwise."""
+        tokens = [self._policy.encode_completion(one) or () for one in group.texts]
+        if LABEL_BYTES * sum(map(len, tokens)) <= DRAWN_LIMIT_BYTES:
+            raise RolloutError("no tokens, for which there is room", reason=Reason.MISLABELLED, peer=group.origin)
+        return tokens[group.texts.index(text)]
+
+    def _is_whole(self, tokens: tuple[int, ...]) -> bool:
+        """True for tokens of the vocabulary that go on to the end or to the limit, as all that is drawn does."""
+        if not tokens or len(tokens) > self._limit or max(tokens) >= self._policy.vocabulary:
+            return False
+        return self._end not in tokens[:-1] and (tokens[-1] == self._end or len(tokens) == self._limit)
