@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -154,11 +154,14 @@ class Followed(NamedTuple):
 class SamplersSwarm(Swarm):
     """Trainers, who found it, and samplers, in an empty `folder`."""
 
-    def __init__(self, bench: SamplersBench, samplers: int, folder: Path) -> None:
+    def __init__(
+        self, bench: SamplersBench, samplers: int, folder: Path, *, command: Callable[[Launch], list[str]] | None = None
+    ) -> None:
+        """command: of each node, in place of that of a trainer or a sampler as they ship."""
         self.share = bench.share
         self.trainers = range(bench.trainers)
         self.samplers = range(bench.trainers, bench.trainers + samplers)
-        runtime = Runtime(command=partial(_command, len(self.trainers)))
+        runtime = Runtime(command=command or partial(_command, len(self.trainers)))
         manifest = partial(samplers_manifest, bench.trainers, lr=bench.lr, inner_steps=bench.inner_steps)
         super().__init__(folder, bench.trainers + samplers, manifest, runtime=runtime)
 

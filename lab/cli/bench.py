@@ -29,6 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "partial": "partial:CASE",
     "crowd": "crowd:CASE",
     "samplers": "samplers:CASE",
+    "hostile-samplers": "hostile_samplers:CASE",
     "train-table": "train_command:TABLE",
     "sapo-table": "sapo_table:TABLE",
 }

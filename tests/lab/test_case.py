@@ -19,6 +19,7 @@ from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
 from shoal.lab.bench.dashboard import DashboardBench, DashboardCost
 from shoal.lab.bench.disk import OnDisk
+from shoal.lab.bench.hostile_samplers import HostileSamplersBench, HostileSamplersResult, HostileWindow
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.machine import this_machine
@@ -95,6 +96,15 @@ def partial(times: float) -> Any:
 def samplers(beside: float, memory_mib: float = 100) -> Any:
     with_them = made(Window, reward=beside, memory_mb=memory_mib * MIB / 1e6, update_bytes=1.0, policy_bytes=2)
     return made(SamplersResult, bench=SamplersBench(), alone=made(Window, reward=10.0), beside=with_them)
+
+
+STALE_FOUND = "a sampler of the kind 'stale' is ignored"
+
+
+def hostile_samplers(beside: float, *, found: int | None = 20, struck: int = 0) -> Any:
+    without = made(HostileWindow, reward=100.0, struck=0, found={})
+    cheated = made(HostileWindow, reward=beside, struck=struck, found={"stale": found})
+    return made(HostileSamplersResult, bench=HostileSamplersBench(), without=without, beside=(cheated,))
 
 
 def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True, slow: float = 1.0) -> Any:
@@ -191,6 +201,20 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("partial", partial(1.2), partial(1.19), "generator alone, lengths set"),
     ("samplers", samplers(15), samplers(14.9), "reward of the trainers beside that of as many alone"),
     ("samplers", samplers(15), samplers(15, 120.1), "memory of a sampler's daemon"),
+    ("hostile-samplers", hostile_samplers(95), hostile_samplers(94.9), "least reward of the trainers beside cheats"),
+    ("hostile-samplers", hostile_samplers(95), hostile_samplers(95, struck=1), "nodes ignored that did not cheat"),
+    (
+        "hostile-samplers",
+        hostile_samplers(95),
+        hostile_samplers(95, found=21),
+        STALE_FOUND,
+    ),
+    (
+        "hostile-samplers",
+        hostile_samplers(95),
+        hostile_samplers(95, found=None),
+        STALE_FOUND,
+    ),
     ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),
 ]
 

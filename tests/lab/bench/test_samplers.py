@@ -104,6 +104,7 @@ async def test_what_was_done_in_the_time_counts_and_what_was_done_before_does_no
     assert swarm.manifest.workload.name == "char-policy"
     assert swarm.manifest.rollouts is not None
     assert swarm.manifest.rollouts.images
+    assert swarm.manifest.rollouts.replays
     slow = SamplersSwarm(SamplersBench(trainers=1, lr=1e-6, inner_steps=1), 1, tmp_path / "slow").manifest
     assert slow.inner.lr == 1e-6 != swarm.manifest.inner.lr
     assert slow.sync.inner_steps == 1 != swarm.manifest.sync.inner_steps
