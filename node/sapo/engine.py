@@ -55,6 +55,7 @@ from shoal.node.sapo.agent_messages import (
     unpack_agent_report,
 )
 from shoal.node.sapo.groups import mean
+from shoal.node.sapo.origins import Origins
 from shoal.node.sapo.recent import RecentGroup, RecentGroups
 from shoal.node.sapo.selection import VARIANCE_LEAST, Intake, Tasks, total_bytes
 from shoal.node.sapo.store import GroupStore
@@ -123,7 +124,8 @@ class RolloutParts:
     on_speed: is told how many tokens a second the agent drew in a round.
 
     averages: the agent is the training loop of a node whose rounds average the policies. Its rounds have no end of
-    their own then, and it may wait for the swarm for as long as that takes.
+    their own then, and it may wait for the swarm for as long as that takes. origins: whose groups are gone through
+    again; None where nobody's are.
     """
 
     config: NodeConfig
@@ -138,6 +140,7 @@ class RolloutParts:
     on_progress: Callable[[Progress], None]
     on_speed: Callable[[float], None]
     averages: bool = False
+    origins: Origins | None = None
 
 
 class RolloutEngine:
@@ -489,7 +492,12 @@ class RolloutEngine:
         while self._exchange.announcements_received == self._arrived and trio.current_time() < ends_at:  # noqa: ASYNC110
             await trio.sleep(ANNOUNCE_PERIOD_S)
         self._arrived = self._exchange.announcements_received
-        fresh = [offer for offer in self._exchange.at_hand() if offer.digest not in self._store]
+        origins = self._p.origins
+        fresh = [
+            offer
+            for offer in self._exchange.at_hand()
+            if offer.digest not in self._store and (origins is None or origins.may_be_taken(offer.origin))
+        ]
         return self._random.sample(fresh, OFFERS_LIMIT) if len(fresh) > OFFERS_LIMIT else fresh
 
     async def _deliver(self, child: Child[AgentReport], intake: Intake, wanted: list[Offer]) -> None:
@@ -503,16 +511,13 @@ class RolloutEngine:
             wanted = intake.receive(came)
         self._taking_s += trio.current_time() - began
         for offer, group in intake.pulled:
-            await child.send(Pulled(offer=offer, group=group, replay=self._is_to_replay(offer.origin)))
+            replay = self._p.origins is not None and not self._p.origins.trains(offer.origin)
+            await child.send(Pulled(offer=offer, group=group, replay=replay))
             self.recent.add(
                 RecentGroup(announcement=offer.announcement, origin=offer.origin, group=group, came=self.state_round)
             )
         self._status = msgspec.structs.replace(self._status, pulled=self._status.pulled + len(intake.pulled))
         await child.send(Delivered())
-
-    def _is_to_replay(self, origin: PeerId) -> bool:
-        """True of who only samples: a trainer draws from its own policy, which has moved since the swarm's."""
-        return self._p.section.replays and origin not in self._p.members.admission.members()
 
     def _note_held_out(self, probed: Probed) -> None:
         self._status = msgspec.structs.replace(

@@ -8,6 +8,7 @@ from shoal.node.outcome import PhaseChanged, Progress
 from shoal.node.parts import Parts
 from shoal.node.sapo.engine import RolloutEngine, RolloutParts
 from shoal.node.sapo.families import check_name
+from shoal.node.sapo.origins import Origins
 from shoal.node.strategies.rounds import Rounds, Standing
 from shoal.protocol.chain import Position
 from shoal.protocol.errors import LocalError
@@ -92,5 +93,15 @@ def rollout_engine(parts: Parts, *, averages: bool = False) -> RolloutEngine:
             on_progress=told if averages else parts.on_progress,
             on_speed=measured,
             averages=averages,
+            origins=_origins(parts) if section.replays else None,
         )
+    )
+
+
+def _origins(parts: Parts) -> Origins:
+    members = parts.members
+    return Origins(
+        was_member=lambda peer: peer in members.admission.members() or members.admission.contributed(peer),
+        record_of=members.record_of,
+        waits_outside=parts.config.manifest.waits_outside,
     )

@@ -446,4 +446,16 @@ SAPO: tuple[Bug, ...] = (
         "one.draws(len(one.tokens))",
         "one.draws(max(0, len(one.tokens) - 1))",
     ),
+    bug(
+        "who trains is gone through like a sampler once it is no member any more",
+        "tests/node/sapo/test_origins.py::test_who_is_no_member_has_to_say_that_it_samples",
+        "return self.was_member(peer) or (self.waits_outside and not is_follower(self.record_of(peer)))",
+        "return self.waits_outside and not is_follower(self.record_of(peer))",
+    ),
+    bug(
+        "a sampler that does not say so is taken for a trainer",
+        "tests/node/sapo/test_origins.py::test_who_is_no_member_has_to_say_that_it_samples",
+        "return self.trains(peer) or is_follower(self.record_of(peer))",
+        "return True",
+    ),
 )
