@@ -20,6 +20,8 @@ from shoal.protocol.rollouts import BATCH_LIMIT_ITEMS, AnnouncementBatch, CatchU
 ASK_PERIOD_S = 2.0
 ASK_PERIOD_LIMIT_S = 8.0
 """Of a node that misses nothing it knows of, and to which asking brought nothing."""
+ASK_PERIOD_BESIDE_NEWS_S = 30.0
+"""The same, of one that hears by its neighbours' news (`offer_news`) what gossip did not bring."""
 ASKED_PER_PERIOD = 4
 ANSWERS_PER_TURN = 4
 """Full answers of one peer that are taken in its turn."""
@@ -37,16 +39,17 @@ class _Published:
 class OfferCatchUp:
     """One node's announcements of its life `boot`, and its turns of asking. `missing`: what to ask a peer for.
 
+    beside_news: whether neighbours are asked for news, too.
     Times are seconds of any clock that does not go back.
     """
 
-    def __init__(self, *, boot: int, missing: Callable[[PeerId], CatchUpRequest]) -> None:
+    def __init__(self, *, boot: int, missing: Callable[[PeerId], CatchUpRequest], beside_news: bool = False) -> None:
         self._boot = boot
         self._missing = missing
         self._history: OrderedDict[int, _Published] = OrderedDict()
         self._asked: OrderedDict[PeerId, None] = OrderedDict()
         self._news = 0
-        self._period = Backoff(ASK_PERIOD_S, ASK_PERIOD_LIMIT_S)
+        self._period = Backoff(ASK_PERIOD_S, ASK_PERIOD_BESIDE_NEWS_S if beside_news else ASK_PERIOD_LIMIT_S)
 
     def __len__(self) -> int:
         return len(self._history)

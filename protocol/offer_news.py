@@ -1,8 +1,10 @@
 """Announcements that gossip brought to a neighbour and not here: what to ask neighbours for, and what to answer.
 
 Gossip may pass a node by for minutes, and where few are linked few are asked for their own (`offer_catch_up`). So each
-node numbers the announcements that came to it, of whomever, and each period asks the neighbour that it asked longest
-ago for those after the last number that it had from it. What it has already costs it a look.
+node numbers the announcements that came to it, of whomever, and each period asks one of its partners, a few of its
+neighbours, for those after the last number that it had from it. What it has already costs it a look, and the more
+partners there are the more often it is told the same; so there are three, and one after the other makes room for a
+neighbour that was none for longest: who tells nothing, by mishap or on purpose, is no partner for long.
 
 Sans-IO, for both sides; `shoal.swarm.rollouts` carries it out.
 """
@@ -16,6 +18,9 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import BATCH_LIMIT_ITEMS, NEWS_LIMIT_BYTES, News, NewsRequest
 
 NEWS_PERIOD_S = 8.0
+PARTNERS = 3
+TURNS_OF_PARTNERS = 16
+"""After so many turns one partner makes room."""
 NEWS_LOG_LIMIT = 1024
 """Announcements that are kept for neighbours: minutes, of a thousand nodes that make a group a minute each."""
 NEWS_ANSWERS_PER_TURN = 4
@@ -29,7 +34,9 @@ class OfferNews:
         self._boot = boot
         self._log: OrderedDict[int, bytes] = OrderedDict()
         self._last = 0
-        self._places: OrderedDict[PeerId, NewsRequest] = OrderedDict()  # who was asked longest ago first
+        self._places: OrderedDict[PeerId, NewsRequest] = OrderedDict()  # of partners, who was asked longest ago first
+        self._waiting: OrderedDict[PeerId, None] = OrderedDict()  # other neighbours, those that were partners last
+        self._turns = 0
 
     def note(self, sealed: bytes) -> None:
         """This announcement is new here, or this node's own."""
@@ -52,10 +59,17 @@ class OfferNews:
         return News(boot=self._boot, last=last, announcements=tuple(answered))
 
     def turn(self, neighbours: Collection[PeerId]) -> PeerId | None:
-        """Choose the neighbour to ask now, the one asked longest ago; None if there is none."""
-        newcomers = sorted(set(neighbours) - self._places.keys())
-        kept = {peer: place for peer, place in self._places.items() if peer in neighbours}
-        self._places = OrderedDict({**dict.fromkeys(newcomers, NewsRequest()), **kept})
+        """Choose the partner to ask now, the one asked longest ago; None if there is no neighbour."""
+        self._places = OrderedDict((peer, place) for peer, place in self._places.items() if peer in neighbours)
+        newcomers = sorted(set(neighbours) - self._places.keys() - self._waiting.keys())
+        self._waiting = OrderedDict.fromkeys([*newcomers, *(peer for peer in self._waiting if peer in neighbours)])
+        self._turns += 1
+        if self._turns % TURNS_OF_PARTNERS == 0 and self._waiting and self._places:
+            self._waiting[self._places.popitem(last=False)[0]] = None
+        begin = [*self._waiting][: PARTNERS - len(self._places)]
+        for peer in begin:
+            del self._waiting[peer]
+        self._places = OrderedDict({**dict.fromkeys(begin, NewsRequest()), **self._places})
         if not self._places:
             return None
         peer = next(iter(self._places))

@@ -164,6 +164,7 @@ class RolloutExchange:
             missing=partial(self.book.missing, count=BATCH_LIMIT_ITEMS),
             take=self._caught_up,
             blame=lambda peer, error: self._reject(peer, error.reason),
+            beside_news=connections is not None,
         )
         self._news = OfferNews(boot=sealer.boot)
         self._news_protocol = f"{NEWS_PROTOCOL}/{swarm_id.hex()[:16]}"
@@ -500,6 +501,7 @@ class CatchUp:
         missing: Callable[[PeerId], CatchUpRequest],
         take: Callable[[PeerId, AnnouncementBatch], int],
         blame: Callable[[PeerId, RolloutError], None],
+        beside_news: bool,
     ) -> None:
         """`peers`: who may be asked and may ask. `take`: what to do with an answer; returns how many of it are news."""
         self._host = host
@@ -507,7 +509,7 @@ class CatchUp:
         self._peers = peers
         self._take = take
         self._blame = blame
-        self._machine = OfferCatchUp(boot=boot, missing=missing)
+        self._machine = OfferCatchUp(boot=boot, missing=missing, beside_news=beside_news)
 
     def note(self, sequence: int, sealed: bytes, round_number: int) -> None:
         """This node publishes this announcement of its round."""

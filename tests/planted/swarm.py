@@ -6,6 +6,30 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "a partner that tells no news stays one",
+        "tests/protocol/test_offer_news.py::test_partners_are_few_and_one_after_the_other_makes_room",
+        "if self._turns % TURNS_OF_PARTNERS == 0 and self._waiting and self._places:",
+        "if False:",
+    ),
+    bug(
+        "all neighbours are asked for news by turns, and each tells all",
+        "tests/protocol/test_offer_news.py::test_partners_are_few_and_one_after_the_other_makes_room",
+        "begin = [*self._waiting][: PARTNERS - len(self._places)]",
+        "begin = [*self._waiting]",
+    ),
+    bug(
+        "a packet that was gathered for one peer goes to the others too",
+        "tests/swarm/test_gossip.py::test_what_comes_soon_after_a_packet_is_gathered_in_the_next",
+        "packet.CopyFrom(first)  # which may wait for other peers, too",
+        "packet = first",
+    ),
+    bug(
+        "control beyond what a receiver takes is gathered in a packet",
+        "tests/swarm/test_gossip.py::test_a_packet_is_gathered_up_to_its_limit_and_the_rest_goes_in_the_next",
+        "(following := self._following_bytes()) and size_bytes + following <= GATHER_LIMIT_BYTES",
+        "following := self._following_bytes()",
+    ),
+    bug(
         "what stands in for unused parts of libp2p stays where others import it from",
         "tests/swarm/test_libp2p_parts.py::test_who_imports_such_a_part_for_himself_gets_it",
         "            if sys.modules.get(module.__name__) is module:\n",

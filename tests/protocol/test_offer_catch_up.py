@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_catch_up import (
+    ASK_PERIOD_BESIDE_NEWS_S,
     ASK_PERIOD_LIMIT_S,
     ASK_PERIOD_S,
     ASKED_PER_PERIOD,
@@ -65,6 +66,14 @@ def test_quiet_node_asks_less_often() -> None:
     lab.gaps = {PEERS[0]}
     lab.turn(PEERS)
     assert lab.period_s == ASK_PERIOD_S
+
+
+def test_who_hears_news_of_neighbours_asks_seldom() -> None:
+    quiet = OfferCatchUp(boot=1, missing=lambda peer: CatchUpRequest(), beside_news=True)
+    for _ in range(8):
+        quiet.begin_turn(PEERS)
+        quiet.end_turn()
+    assert quiet.period_s == ASK_PERIOD_BESIDE_NEWS_S
 
 
 def test_peer_that_is_not_reachable_is_not_asked() -> None:

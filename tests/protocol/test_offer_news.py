@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.protocol.identity import PeerId
-from shoal.protocol.offer_news import NEWS_LOG_LIMIT, OfferNews
+from shoal.protocol.offer_news import NEWS_LOG_LIMIT, PARTNERS, TURNS_OF_PARTNERS, OfferNews
 from shoal.protocol.rollouts import BATCH_LIMIT_BYTES, BATCH_LIMIT_ITEMS, SEALED_LIMIT_BYTES, NewsRequest, decode_news
 from shoal.protocol.wire import canonical
 
@@ -67,9 +67,25 @@ def test_neighbours_take_turns_and_who_is_none_any_more_is_forgotten() -> None:
     assert [news.turn([B, A]) for _ in range(3)] == [A, B, A]
     news.came(A, log_of(3).answer(NewsRequest()))
     assert [news.turn([A, B, C]) for _ in range(4)] == [C, B, A, C]
+    assert news.request(C) == NewsRequest(), "the last ones, of who was never asked"
     assert news.request(A) == NewsRequest(boot=7, after=3)
     news.turn([B])
     assert news.request(A) == NewsRequest()
+
+
+def test_partners_are_few_and_one_after_the_other_makes_room() -> None:
+    news, neighbours = OfferNews(boot=1), [PeerId(name) for name in "abcdefg"]
+    asked = [news.turn(neighbours) for _ in range(TURNS_OF_PARTNERS - 1)]
+    assert set(asked) == {PeerId(name) for name in "abc"}
+    assert all(asked.count(peer) == (TURNS_OF_PARTNERS - 1) // PARTNERS for peer in set(asked))
+    news.came(A, log_of(3).answer(NewsRequest()))
+    longest_ago = asked[-PARTNERS]
+    assert longest_ago is not None
+    after = [news.turn(neighbours) for _ in range(TURNS_OF_PARTNERS)]
+    assert set(after[:-1]) == {PeerId(name) for name in "abcd"} - {longest_ago}
+    assert news.request(longest_ago) == NewsRequest(), "where it was is forgotten"
+    ever = {news.turn(neighbours) for _ in range(TURNS_OF_PARTNERS * len(neighbours))}
+    assert ever == set(neighbours), "nobody is left out for good"
 
 
 def test_largest_answer_fits_what_is_received() -> None:

@@ -56,6 +56,48 @@ async def two_connected(*admitted: str) -> AsyncIterator[tuple[Host, Host, Mailb
             yield near, far, box
 
 
+def news(number: int, size_bytes: int = 1) -> rpc_pb2.RPC:
+    return rpc_pb2.RPC(publish=[rpc_pb2.Message(seqno=bytes([number]), data=bytes(size_bytes))])
+
+
+def numbers_of(packet: rpc_pb2.RPC) -> list[int]:
+    return [one.seqno[0] for one in packet.publish]
+
+
+@pytest.mark.virtual_time
+async def test_what_comes_soon_after_a_packet_is_gathered_in_the_next() -> None:
+    outbox, other = gossip._Outbox(), gossip._Outbox()
+    assert outbox.push(news(0))
+    began = trio.current_time()
+    assert numbers_of(await outbox.pop()) == [0]
+    assert trio.current_time() == began, "where little is said nothing waits"
+    shared = news(1)
+    for one in (shared, news(2), rpc_pb2.RPC(subscriptions=[rpc_pb2.RPC.SubOpts(topicid="t", subscribe=True)])):
+        assert outbox.push(one)
+    assert other.push(shared)
+    packet = await outbox.pop()
+    assert trio.current_time() == began + gossip.GATHER_S
+    assert (numbers_of(packet), len(packet.subscriptions)) == ([1, 2], 1)
+    assert numbers_of(await other.pop()) == [1], "one message may wait for many peers"
+    assert outbox._queued_bytes == other._queued_bytes == 0
+    await trio.sleep(2 * gossip.GATHER_S)
+    assert outbox.push(news(3))
+    later = trio.current_time()
+    assert numbers_of(await outbox.pop()) == [3]
+    assert trio.current_time() == later
+
+
+@pytest.mark.virtual_time
+async def test_a_packet_is_gathered_up_to_its_limit_and_the_rest_goes_in_the_next() -> None:
+    outbox = gossip._Outbox()
+    for number, size_bytes in enumerate((1000, gossip.GATHER_LIMIT_BYTES - 2000, 900, 2 * gossip.GATHER_LIMIT_BYTES)):
+        assert outbox.push(news(number, size_bytes))
+    found = [numbers_of(await outbox.pop()) for _ in range(2)]
+    assert found == [[0, 1, 2], [3]], "a message that is larger goes alone, and whole"
+    outbox.close()
+    assert await outbox.pop() is None
+
+
 async def test_of_messages_that_have_passed_nothing_of_their_size_is_kept() -> None:
     async with two_hosts() as (near, far, box):
         await near.publish(TOPIC, bytes(PUBLISH_LIMIT_BYTES))
