@@ -111,7 +111,7 @@ def _scores(workload: Workload, own: Manifest, folder: Path, digest: str, option
     """Figures of the harness for a state that was checked, in the format that its workload writes."""
     from shoal.node.state.checkpoint_export import export_by_workload, export_model
     from shoal.node.training.devices import pick_device
-    from shoal.node.workloads.causal_lm import EXPORT_FOLDER
+    from shoal.node.workloads.causal_lm_model import EXPORT_FOLDER
     from shoal.node.workloads.harness import evaluate_by_harness
 
     with TemporaryDirectory(prefix="shoal-evaluate-") as out:

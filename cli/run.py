@@ -190,10 +190,10 @@ def _check_agent(manifest: Manifest, options: RunOptions) -> None:
 
     if options.engine is not None and options.rollouts != "sample":
         raise ConfigError("--engine: only a sampler can do without a policy; add --rollouts sample, or leave it out")
-    if options.engine is not None and not manifest.strategy.shares_rollouts:
+    if options.engine is not None and manifest.rollouts is not None and manifest.rollouts.replays:
         raise ConfigError(
-            "--engine: this swarm averages its policies, and an engine does not follow them yet; without it the node "
-            "samples from the certified policy itself"
+            "--engine: this swarm goes through samplers' tokens again (replays = true in [rollouts]), and an engine "
+            "draws by chance; without it the node samples from the certified policy itself"
         )
     policies = installed_policies()
     if manifest.workload.name not in policies:

@@ -9,6 +9,7 @@ with the unknown token.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +23,10 @@ from torch.nn import functional
 from shoal.node.sapo.policies import PolicyLimits
 from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together, spans_of
 from shoal.node.training.devices import pick_device
-from shoal.node.workloads.causal_lm_model import find_model, load_model, load_tokenizer
+from shoal.node.workloads.causal_lm_model import EXPORT_FOLDER, find_model, load_model, load_tokenizer
 from shoal.protocol.errors import ConfigError
 
 RANK_LIMIT: Final = 1024
-EXPORT_FOLDER: Final = "huggingface"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +116,10 @@ class CausalLMPolicy:
         return text
 
     def export(self, folder: Path) -> None:
-        """Write model and tokenizer to `folder`/huggingface, as `save_pretrained` does; adapters go into the model."""
+        """See `ExportingPolicy`: model and tokenizer as `save_pretrained` writes them, adapters in the model."""
         model: Any = self.model
         if self.settings.lora_rank:
-            model = model.merge_and_unload()
+            model = copy.deepcopy(model).merge_and_unload()
         model.save_pretrained(folder / EXPORT_FOLDER)
         self._tokenizer.save_pretrained(folder / EXPORT_FOLDER)
 

@@ -37,6 +37,9 @@ REFUSAL_LIMIT_CHARS = 200
 ENDS = ("stop", "length")
 """The reasons for which a completion is finished."""
 
+Prompt = str | tuple[int, ...]
+"""A text, or its tokens, which engines take too."""
+
 T = TypeVar("T")
 
 _VERSION = re.compile(r"(\d{1,18})(?:-|\Z)", re.ASCII)
@@ -49,7 +52,7 @@ class CompletionsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     engine that a node samples from serves one.
     """
 
-    prompt: str
+    prompt: Prompt
     max_tokens: int
     temperature: float
     top_p: float
@@ -117,7 +120,7 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _REPLIES = msgspec.json.Decoder(_Reply)
-_ERRORS = msgspec.json.Decoder(dict[str, object])
+_ANSWERS = msgspec.json.Decoder(dict[str, object])
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -151,10 +154,21 @@ def version_of(policy: str) -> int:
     return int(match[1]) if match else 0
 
 
+def loaded_in(body: bytes) -> str:
+    """The policy that an engine says it has loaded. Raises RemoteError for an answer that names none."""
+    try:
+        policy = decode_json(_ANSWERS, body).get("weight_version")
+    except ValueError as error:
+        raise RemoteError(f"its answer is none: {error}") from None
+    if not isinstance(policy, str) or not 0 < len(policy) <= POLICY_LIMIT_CHARS or not policy.isprintable():
+        raise RemoteError("it does not say which policy it has loaded")
+    return policy
+
+
 def refusal_in(body: bytes) -> str:
     """Answer of an engine to a request that it refused, in one short line; empty if it said nothing."""
     try:
-        answer = decode_json(_ERRORS, body)
+        answer = decode_json(_ANSWERS, body)
     except ValueError:
         return ""
     said = next((answer[key] for key in ("error", "message", "detail") if answer.get(key)), "")

@@ -81,6 +81,7 @@ from shoal.swarm.rollouts import ANNOUNCE_PERIOD_S, RolloutExchange
 
 PROGRAM = ("-m", "shoal.node.sapo.agent_process")
 SAMPLER_PROGRAM = ("-m", "shoal.node.sapo.sampler_process")
+FOLLOWER_PROGRAM = ("-m", "shoal.node.sapo.engine_follower")
 STOP_DEADLINE_S = 10.0
 """From the order to stop to the end: one piece of a round, and a file to write."""
 STALL_DEADLINE_S = 1800.0
@@ -283,7 +284,8 @@ class RolloutEngine:
 
     async def _run_agent(self) -> ChildDied | ChildRaised:
         """Run one agent from spawn to its end, and return that end."""
-        program = PROGRAM if self._p.config.engine is None else SAMPLER_PROGRAM
+        by_engine = FOLLOWER_PROGRAM if self._p.averages else SAMPLER_PROGRAM
+        program = PROGRAM if self._p.config.engine is None else by_engine
         async with running_agent(self._p.config.threads, program=program) as child:
             try:
                 self._intake = None

@@ -19,13 +19,14 @@ import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final, TypeVar
 
 import h11
 import msgspec
 
 from shoal.node.option import HostPort
-from shoal.node.sapo.completions import Completion, CompletionsRequest, Reply, read_reply, refusal_in
+from shoal.node.sapo.completions import Completion, CompletionsRequest, Prompt, Reply, loaded_in, read_reply, refusal_in
 from shoal.node.sapo.daemon_line import Stopped
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -42,6 +43,8 @@ FAULT_LIMIT = 3
 CHANGE_LIMIT = 3
 HEADERS_LIMIT_BYTES = 16 << 10
 READ_BYTES = 64 << 10
+COMPLETE, LOAD = "/v1/completions", "/v1/load"
+LOADED_LIMIT_BYTES = 64 << 10
 BUSY: Final = (
     HTTPStatus.TOO_MANY_REQUESTS,
     HTTPStatus.BAD_GATEWAY,
@@ -79,7 +82,7 @@ class EngineClient:
         self._pauses = Backoff(PAUSE_S, PAUSE_LIMIT_S)
         self._is_plain = False
 
-    def group(self, prompt: str, count: int, seed: int) -> Reply | None:
+    def group(self, prompt: Prompt, count: int, seed: int) -> Reply | None:
         """Draw `count` completions of `prompt`, all by one policy; None if the engine does not manage. Raises Stopped.
 
         seed: of the first completion; the others' follow it.
@@ -114,6 +117,27 @@ class EngineClient:
             tokens += reply.tokens
         return Reply(policy=policy, completions=tuple(came), tokens=tokens)
 
+    def load(self, model: Path, version: int) -> str:
+        """Have the engine take the model in a folder from now on, and return how it names that policy. Raises Stopped.
+
+        One that is away, or refuses, is waited for. It is asked as `shoal engine` is, which reads what lies on its own
+        machine.
+        """
+        body = msgspec.json.encode({"model": str(model), "version": version})
+        while True:
+            self._rest()
+            try:
+                status, answer = self._post(body, target=LOAD, limit_bytes=LOADED_LIMIT_BYTES)
+                if status == HTTPStatus.OK:
+                    policy = loaded_in(answer)
+                    break
+                raise RemoteError(f"it does not take the swarm's policy: {status} {refusal_in(answer)}".rstrip())
+            except (NetworkError, RemoteError) as error:
+                self._pause(error)
+        with self._lock:
+            self._pauses.reset()
+        return policy
+
     def _pause(self, error: Exception) -> None:
         """Say why nothing came, and wait before the next try. Raises Stopped."""
         with self._lock:
@@ -122,7 +146,7 @@ class EngineClient:
         if self._stopping.wait(pause_s):
             raise Stopped
 
-    def _ask(self, prompt: str, count: int, seed: int) -> Reply:
+    def _ask(self, prompt: Prompt, count: int, seed: int) -> Reply:
         """Ask once. Raises NetworkError where it is worth asking again, RemoteError where the answer is no good."""
         request = CompletionsRequest(
             prompt=prompt,
@@ -145,7 +169,9 @@ class EngineClient:
 
     def _exchange(self, request: CompletionsRequest) -> Reply:
         try:
-            status, body = self._post(msgspec.json.encode(request), limit_bytes=request.reply_limit_bytes)
+            status, body = self._post(
+                msgspec.json.encode(request), target=COMPLETE, limit_bytes=request.reply_limit_bytes
+            )
         except NetworkError:
             self._is_plain = False  # another may come up in its place
             raise
@@ -157,13 +183,13 @@ class EngineClient:
             raise NetworkError(text)
         raise _NotKnown(text) if status in UNKNOWING else RemoteError(text)
 
-    def _post(self, body: bytes, *, limit_bytes: int) -> tuple[int, bytes]:
+    def _post(self, body: bytes, *, target: str, limit_bytes: int) -> tuple[int, bytes]:
         """Send a request over a connection of its own; returns the status and the whole body of the answer."""
         ends_at = time.monotonic() + self._deadline_s
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEADERS_LIMIT_BYTES)
         head = h11.Request(
             method="POST",
-            target="/v1/completions",
+            target=target,
             headers=[
                 ("host", str(self._address)),
                 ("content-type", "application/json"),

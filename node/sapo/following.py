@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
@@ -18,9 +18,8 @@ from shoal.node.loops.loop_client import AnchorHere, LoopClient, Order
 from shoal.node.pipe import Pause, Resume
 from shoal.node.sapo.agent_messages import RoundReport
 from shoal.node.sapo.averaging import METRIC, OwnDaemon
-from shoal.node.sapo.learner import Learner
 from shoal.node.sapo.past_policies import PastPolicies
-from shoal.node.sapo.policy import module_of
+from shoal.node.sapo.policy import Policy, module_of
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import Evaluate, Evaluated, Initial, WriteInitial
 from shoal.protocol.errors import ConfigError, NetworkError
@@ -29,10 +28,17 @@ WAIT_S = 1.0
 """A wait for orders looks so often whether the node is still there."""
 
 
+class Followed(Protocol):
+    """A policy that follows. version: the swarm's round to which it stands, None before the first."""
+
+    policy: Policy
+    version: int | None
+
+
 class Following:
     """The agent's place beside its node's rounds; a context manager, which waits for the swarm to have a state."""
 
-    def __init__(self, learner: Learner, data_dir: Path, *, replays: bool, judges: bool = False) -> None:
+    def __init__(self, learner: Followed, data_dir: Path, *, replays: bool, judges: bool = False) -> None:
         """data_dir: of the node that started this agent. replays: whether its policy is the image of
         the swarm's. judges: whether it is to go through others' groups again.
 

@@ -27,10 +27,10 @@ AGENT_FOLDER = Path("rollouts") / "agent"
 
 @runtime_checkable
 class ExportingPolicy(Protocol):
-    """A policy that has a format of its own for a trained model."""
+    """A policy that has a format of its own for a trained model, which engines read."""
 
     def export(self, folder: Path) -> None:
-        """Write the model into `folder`. The policy is of no further use then."""
+        """Write the model into `folder`/huggingface, in the layout of Hugging Face."""
 
 
 def export_policy(

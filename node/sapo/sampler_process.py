@@ -16,7 +16,7 @@ from typing import Final
 from shoal.node.option import HostPort
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS
 from shoal.node.sapo.agent_messages import Begin, Ready, RoundReport, Waiting
-from shoal.node.sapo.completions import Reply, version_of
+from shoal.node.sapo.completions import Prompt, Reply, version_of
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, run
 from shoal.node.sapo.engine_client import EngineClient
 from shoal.node.sapo.groups import JudgedGroup, all_known, mean
@@ -62,7 +62,7 @@ class Sampler:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _make_round(self, pool: ThreadPoolExecutor) -> None:
+    def _make_round(self, pool: ThreadPoolExecutor) -> RoundReport:
         began = time.monotonic()
         tasks = [
             self._source.draw(self._begin.swarm_id, self._begin.me, self._round, index)
@@ -93,10 +93,14 @@ class Sampler:
         )
         self._line.end_round(report, self._begin.role)
         self._round += 1
+        return report
 
     def _draw(self, task: Task) -> Reply | None:
         seed = sampling_seed(self._begin.swarm_id, self._begin.me, self._round, task.ref.index)
-        return self._client.group(task.question, self._begin.rollouts.group_size, seed)
+        return self._client.group(self._prompt(task), self._begin.rollouts.group_size, seed)
+
+    def _prompt(self, task: Task) -> Prompt:
+        return task.question
 
     def _scored(self, task: Task, drawn: Reply) -> JudgedGroup | None:
         texts = tuple(one.text for one in drawn.completions)

@@ -32,13 +32,18 @@ from shoal.node.workloads.causal_lm_data import (
     pack,
     training_texts,
 )
-from shoal.node.workloads.causal_lm_model import find_model, load_model, load_tokenizer, split_name
+from shoal.node.workloads.causal_lm_model import (
+    EXPORT_FOLDER,
+    find_model,
+    load_model,
+    load_tokenizer,
+    split_name,
+)
 from shoal.node.workloads.compiling import as_it_is, check_compiler
 from shoal.node.workloads.continuing import draw_tokens, sample_generator
 from shoal.protocol.errors import ConfigError
 
 EXTRA = ("transformers", "datasets")
-EXPORT_FOLDER = "huggingface"
 HELD_OUT_BLOCKS = 64
 PROMPTS = ("Once upon a time", "The ")
 

@@ -21,6 +21,8 @@ from shoal.protocol.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
+EXPORT_FOLDER = "huggingface"
+"""Beside a model's tensors: the same in the layout of Hugging Face."""
 NAME = re.compile(r"(?P<name>\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
 DESCRIPTIONS = ("*.json", "*.txt", "*.model", "*.jinja")
 """Configuration and tokenizer."""

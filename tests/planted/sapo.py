@@ -458,4 +458,24 @@ SAPO: tuple[Bug, ...] = (
         "return self.trains(peer) or is_follower(self.record_of(peer))",
         "return True",
     ),
+    bug(
+        "groups of an engine that was started again are announced as the swarm's policy's",
+        "tests/node/sapo/test_engine_follower.py"
+        "::test_engine_is_handed_what_is_new_and_what_another_policy_drew_is_thrown_away",
+        "if drawn.policy != self._policy:",
+        "if False:",
+    ),
+    bug(
+        "an engine is handed the first policy and no other",
+        "tests/node/sapo/test_engine_follower.py"
+        "::test_engine_is_handed_what_is_new_and_what_another_policy_drew_is_thrown_away",
+        "if version is None or version == self._loaded:",
+        "if version is None or self._loaded is not None:",
+    ),
+    bug(
+        "an engine that does not take a policy is taken to have it",
+        "tests/node/sapo/test_engine_client.py::test_engine_is_asked_to_load_until_it_says_what_it_has",
+        'raise RemoteError("it does not say which policy it has loaded")',
+        'return ""',
+    ),
 )

@@ -49,10 +49,19 @@ def install_family(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
-def sharing_manifest(manifest: Manifest, *, sync: dict[str, object] | None = None, **rollouts: object) -> Manifest:
-    """The same swarm, but one that shares rollouts of the family `even`; sync: beside averaging policies."""
+def sharing_manifest(
+    manifest: Manifest,
+    *,
+    sync: dict[str, object] | None = None,
+    workload: dict[str, object] | None = None,
+    **rollouts: object,
+) -> Manifest:
+    """The same swarm, but one that shares rollouts of the family `even`; sync: beside averaging policies.
+
+    workload: the policy, a tiny one unless it is said.
+    """
     tables = msgspec.to_builtins(manifest)
-    tables["workload"] = {"name": "char-policy", "options": TINY_POLICY}
+    tables["workload"] = workload or {"name": "char-policy", "options": TINY_POLICY}
     tables["sync"] = sync or {"strategy": "rollouts"}
     tables["rollouts"] = {
         "tasks": [{"family": "even"}],
@@ -72,12 +81,13 @@ def sharing_swarm(
     nodes: int,
     founders: int | None = None,
     sync: dict[str, object] | None = None,
+    workload: dict[str, object] | None = None,
     **rollouts: object,
 ) -> Swarm:
     """Nodes of such a swarm, not yet started."""
     install_family(workplace / "families", monkeypatch)
     swarm = Swarm(workplace, nodes=nodes, founders=founders)
-    swarm.manifest = sharing_manifest(swarm.manifest, sync=sync, **rollouts)
+    swarm.manifest = sharing_manifest(swarm.manifest, sync=sync, workload=workload, **rollouts)
     swarm.manifest_path.write_text(render_manifest(swarm.manifest))
     return swarm
 

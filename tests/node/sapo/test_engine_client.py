@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,31 @@ def test_group_is_drawn_with_a_seed_and_has_tokens_texts_and_policy() -> None:
     sent = {"prompt": "1+2=", "max_tokens": 4, "temperature": 0.5, "top_p": 1.0, "n": 2, "seed": 99, "logprobs": 1}
     assert engine.asked == [{**sent, "return_token_ids": True}]
     assert lab.told == []
+
+
+def test_engine_is_asked_to_load_until_it_says_what_it_has() -> None:
+    busy, unknown = answer({}, 503), answer({"error": {"message": "no such folder"}}, 400)
+    script = [busy, unknown, answer({"id": "tiny"}), answer([]), answer({"weight_version": "7-3f"})]
+    with ScriptedEngine(script, then=TWO) as engine:
+        lab = Lab(engine.address)
+        assert lab.client.load(Path("/models/7"), 7) == "7-3f"
+    assert engine.asked == [{"model": "/models/7", "version": 7}] * 5
+    said = [text.partition(": ")[2] for text in lab.told]
+    assert said[:2] == [
+        "it does not take the swarm's policy: 503",
+        "it does not take the swarm's policy: 400 no such folder",
+    ]
+    assert said[2] == "it does not say which policy it has loaded"
+    assert said[3].startswith("its answer is none: ")
+    assert len(said) == 4
+
+
+def test_who_waits_for_a_load_ends_when_nothing_is_wanted_any_more() -> None:
+    with ScriptedEngine([], then=answer({}, 503)) as engine:
+        lab = Lab(engine.address)
+        lab.stopping.set()
+        with pytest.raises(Stopped):
+            lab.client.load(Path("/models/7"), 7)
 
 
 def test_engine_that_gives_fewer_is_asked_for_the_rest_with_the_seeds_that_follow() -> None:
