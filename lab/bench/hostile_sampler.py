@@ -35,7 +35,7 @@ from shoal.node.sapo.tasks import Task
 MODULE: Final = "shoal.lab.bench.hostile_sampler"
 KIND_NAME: Final = "SHOAL_LAB_HOSTILE_SAMPLER"
 """Environment variable by which a node's agent knows its kind."""
-OFF: Final = 0.05
+OFF: Final = 0.1
 """By how much of its own size each parameter of another policy is off, one standard deviation."""
 
 

@@ -5,7 +5,8 @@ held to the same share of one core: trainers and samplers; the same with two mor
 (`shoal.lab.bench.hostile_sampler`), of two kinds; and with two of the two other kinds. The time that counts begins when
 every trainer has contributed to a round and every sampler has made one.
 
-    found       rounds of a trainer's agent from the first group of a cheat to when it is ignored, of the slower trainer
+    found       rounds of a trainer's agent from the first group of a cheat to when it is ignored, of the slower
+                trainer; "stale" begins to cheat with its second policy
     struck      nodes that a trainer ignored though they did not cheat
     reward      what trainers' own completions earned in a round of an agent, summed over all rounds in the time
 """
@@ -32,7 +33,7 @@ from shoal.lab.case import Case, LongCaseOptions, Spec
 from shoal.lab.fleet import untested_command
 from shoal.lab.targets import Row, Target
 from shoal.node.option import Option, Within
-from shoal.node.reporting.events import Rollouts
+from shoal.node.reporting.events import CaughtUp, Rollouts
 from shoal.protocol.identity import PeerId
 from shoal.testnet.nodes import Launch
 from shoal.testnet.throttle import means
@@ -131,9 +132,15 @@ class HostileSamplersSwarm(SamplersSwarm):
         )
 
     def _rounds_until_found(self, cheat: int, trainers: Collection[Sequence[Rollouts]]) -> int | None:
-        """Rounds that the slower trainer made from the first group that a cheat offered to when it ignored it."""
-        peer = self.node(cheat).peer_id
-        began = next((one.at for one in self.journal.of(Rollouts, cheat) if one.made), None)
+        """Rounds that the slower trainer made from the first group that a cheat offered to when it ignored it.
+
+        Who draws from its first policy does not cheat before it has got a second one.
+        """
+        peer, policies = self.node(cheat).peer_id, self.journal.of(CaughtUp, cheat)
+        if self.cheats[cheat] == "stale" and len(policies) < 2:
+            return None
+        since = policies[1].at if self.cheats[cheat] == "stale" else -math.inf
+        began = next((one.at for one in self.journal.of(Rollouts, cheat) if one.made and one.at > since), None)
         if began is None:
             return None
         took = []

@@ -50,9 +50,9 @@ WEIGHTS = {
 """Demerits of each fault; what is not here is nobody's fault."""
 
 
-HONEST_MISSES: Final = 0.005
+HONEST_MISSES: Final = 0.001
 """Share of tokens that who draws from the policy that it names seems not to have drawn from it, at the most."""
-OTHER_MISSES: Final = 0.05
+OTHER_MISSES: Final = 0.02
 """The same of who draws from another, at the least that is looked for."""
 DOUBT_LIMIT: Final = math.log(1e9)
 """Doubt in a peer that is as good as proof: to be honest it would have to have had such luck as one in so many has."""

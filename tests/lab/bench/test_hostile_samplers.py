@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shoal.lab.bench.hostile_sampler import KINDS, MODULE
 from shoal.lab.bench.hostile_samplers import HostileSamplersBench, HostileSamplersSwarm, HostileWindow, command_of
-from shoal.node.reporting.events import Rollouts
+from shoal.node.reporting.events import CaughtUp, Rollouts
 from shoal.testnet.nodes import Launch
 
 
@@ -22,16 +22,19 @@ def test_rounds_are_counted_from_the_first_group_of_a_cheat_to_when_both_trainer
     rounds(swarm, 0, 2.0, reward=0.5)  # before it offered anything
     rounds(swarm, 3, 3.0, made=2)
     rounds(swarm, 4, 3.0, made=1)
+    for at in (2.5, 6.0):
+        swarm.journal.add(4, CaughtUp(at=at, round=1))
+    rounds(swarm, 4, 6.2, made=1)
     rounds(swarm, 0, 4.0, reward=0.25, origins={names[3]: 2, names[2]: 1, names[1]: 1})
     rounds(swarm, 0, 5.0, reward=0.25, ignored=(names[3],), rejected={"other policy": 2})
     for at in (4.5, 5.5, 6.5):
-        rounds(swarm, 1, at, ignored=(names[3], names[2]) if at > 6 else ())
+        rounds(swarm, 1, at, ignored=(names[4], names[3], names[2]) if at > 6 else ())
     rounds(swarm, 0, 7.0, ignored=(names[4],))
     assert swarm.account(3.5) == HostileWindow(
         kinds=("other", "stale"),
         reward=0.5,
         rounds=6,
-        found={"other": 3, "stale": None},
+        found={"other": 3, "stale": 1},
         struck=1,
         taken={"other": 2, "sampler": 1, "trainer": 1},
         refused={"other policy": 2},

@@ -214,18 +214,18 @@ def test_doubt_adds_up_to_a_fault_and_honesty_saves_nothing_up() -> None:
     trust = Trust(lambda peer, reason: blamed.append((peer, reason)))
     for _ in range(1000):
         trust.replayed(ORIGIN, Replayed(tokens=30, missed=0))
-        trust.replayed(PeerId("unlucky"), Replayed(tokens=100, missed=1))
+        trust.replayed(PeerId("unlucky"), Replayed(tokens=1000, missed=1))
     assert blamed == []
     for groups in (1, 2, 3):
-        trust.replayed(ORIGIN, Replayed(tokens=30, missed=4))
-        assert bool(blamed) is (groups == 3), "20.7 of doubt, of which each group gives 8.0"
+        trust.replayed(ORIGIN, Replayed(tokens=30, missed=3))
+        assert bool(blamed) is (groups == 3), "20.7 of doubt, of which each group gives 8.5"
     assert blamed == [(ORIGIN, Reason.OTHER_POLICY)]
     assert trust.demerits(ORIGIN) == IGNORED_AT
     assert not trust.ignored(PeerId("unlucky"))
 
 
 def test_doubt_is_the_logarithm_of_how_much_more_probable_another_policy_is() -> None:
-    # 0.05^2 · 0.95^3 beside 0.005^2 · 0.995^3.
-    assert Replayed(tokens=5, missed=2).doubt == pytest.approx(np.log(0.05**2 * 0.95**3 / (0.005**2 * 0.995**3)))
+    # 0.02^2 · 0.98^3 beside 0.001^2 · 0.999^3.
+    assert Replayed(tokens=5, missed=2).doubt == pytest.approx(np.log(0.02**2 * 0.98**3 / (0.001**2 * 0.999**3)))
     assert not Replayed(tokens=5, missed=5).is_proof
     assert Replayed(tokens=10, missed=10).is_proof
