@@ -73,7 +73,7 @@ class _Outbox(RpcQueue):  # type: ignore[misc]
     """Queue of messages to one peer. libp2p's own holds 32, so that a burst loses the rest in silence.
 
     What comes within GATHER_S of a packet goes out in the next: where there is much to say a packet is what costs, and
-    where there is little nothing waits.
+    where there is little nothing waits. Nor does it where a packet is full.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,9 @@ class _Outbox(RpcQueue):  # type: ignore[misc]
         first = await super().pop()
         if first is None:
             return None
-        await trio.sleep_until(self._popped_at + GATHER_S)
+        with trio.move_on_at(self._popped_at + GATHER_S):
+            while self._queued_bytes < GATHER_LIMIT_BYTES and not self._closed:
+                await self._notify.wait()
         self._popped_at = trio.current_time()
         packet, size_bytes = rpc_pb2.RPC(), first.ByteSize()
         packet.CopyFrom(first)  # which may wait for other peers, too

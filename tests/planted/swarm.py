@@ -24,6 +24,12 @@ SWARM: tuple[Bug, ...] = (
         "packet = first",
     ),
     bug(
+        "a full packet waits for a second all the same",
+        "tests/swarm/test_gossip.py::test_a_packet_is_gathered_up_to_its_limit_and_the_rest_goes_in_the_next",
+        "while self._queued_bytes < GATHER_LIMIT_BYTES and not self._closed:",
+        "while not self._closed:",
+    ),
+    bug(
         "control beyond what a receiver takes is gathered in a packet",
         "tests/swarm/test_gossip.py::test_a_packet_is_gathered_up_to_its_limit_and_the_rest_goes_in_the_next",
         "(following := self._following_bytes()) and size_bytes + following <= GATHER_LIMIT_BYTES",

@@ -92,9 +92,16 @@ async def test_a_packet_is_gathered_up_to_its_limit_and_the_rest_goes_in_the_nex
     outbox = gossip._Outbox()
     for number, size_bytes in enumerate((1000, gossip.GATHER_LIMIT_BYTES - 2000, 900, 2 * gossip.GATHER_LIMIT_BYTES)):
         assert outbox.push(news(number, size_bytes))
+    began = trio.current_time()
     found = [numbers_of(await outbox.pop()) for _ in range(2)]
     assert found == [[0, 1, 2], [3]], "a message that is larger goes alone, and whole"
+    assert outbox.push(news(4))
+    for number in (5, 6):
+        assert outbox.push(news(number, gossip.GATHER_LIMIT_BYTES))
+    assert [numbers_of(await outbox.pop()) for _ in range(2)] == [[4], [5]]
+    assert trio.current_time() == began, "a full packet waits for nothing"
     outbox.close()
+    assert numbers_of(await outbox.pop()) == [6]
     assert await outbox.pop() is None
 
 
