@@ -64,7 +64,7 @@ def numbers_of(packet: rpc_pb2.RPC) -> list[int]:
     return [one.seqno[0] for one in packet.publish]
 
 
-@pytest.mark.virtual_time
+@pytest.mark.virtual_time(limit_s=60)
 async def test_what_comes_soon_after_a_packet_is_gathered_in_the_next() -> None:
     outbox, other = gossip._Outbox(), gossip._Outbox()
     assert outbox.push(news(0))
@@ -87,7 +87,7 @@ async def test_what_comes_soon_after_a_packet_is_gathered_in_the_next() -> None:
     assert trio.current_time() == later
 
 
-@pytest.mark.virtual_time
+@pytest.mark.virtual_time(limit_s=60)
 async def test_a_packet_is_gathered_up_to_its_limit_and_the_rest_goes_in_the_next() -> None:
     outbox = gossip._Outbox()
     for number, size_bytes in enumerate((1000, gossip.GATHER_LIMIT_BYTES - 2000, 900, 2 * gossip.GATHER_LIMIT_BYTES)):
