@@ -97,7 +97,7 @@ def test_run_refuses_a_task_family_by_its_name_before_the_node_listens(
             {"engine": ENGINE, "rollouts": "sample"},
             "diloco",
             "char-policy",
-            "--engine: this swarm averages its policies",
+            "--engine: this swarm goes through samplers' tokens again",
         ),
         ({"engine": ENGINE}, "diloco", "text", "--engine: this swarm's strategy is diloco; leave it out"),
         ({"processes": 2}, "rollouts", "text", "--processes: an agent that shares rollouts is one process"),

@@ -110,6 +110,7 @@ NO_BYTES = {
     "node.sapo.completion_server:_Drawing.done",
     "node.sapo.completion_server:_Drawing.end",
     "node.sapo.learner:Learner._judge",
+    "node.sapo.replay:Replayer._claims",
     "node.sapo.generation:rewards_of",
     "node.workloads.causal_lm:CausalLMWorkload.continuations",
 }
