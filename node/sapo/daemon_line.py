@@ -107,6 +107,7 @@ class DaemonSharing:
         self._me = begin.me
         self._line = line
         self._judge = Judge(swarm_id=begin.swarm_id, source=source, score=scorer.score_each)
+        self._labelled = begin.rollouts.replays and begin.role == "sample"
         self._policies: Callable[[], tuple[int, ...]] | None = None
         self._began, self._drawn, self._drawn_s = time.monotonic(), 0, 0.0
 
@@ -124,7 +125,7 @@ class DaemonSharing:
         self._drawn_s = time.monotonic() - self._began
         for group in groups:
             try:
-                announcement, encoded = announced(group, self._me)
+                announcement, encoded = announced(group, self._me, labelled=self._labelled)
             except LocalError as error:
                 logger.warning("a group is not shared: %s", error)
                 continue

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 DRAWN_LIMIT_BYTES = GROUP_LIMIT_BYTES // 2
 """Of tokens and log-probabilities in a group: the text has to fit beside them."""
-LABEL_BYTES = 8
-"""Of a token and its log-probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +56,16 @@ def mean(values: Iterable[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def announced(group: JudgedGroup, me: PeerId) -> tuple[Announcement, bytes]:
+def announced(group: JudgedGroup, me: PeerId, *, labelled: bool = False) -> tuple[Announcement, bytes]:
     """Return the announcement of this node's own group, and the group as it travels.
 
-    It goes without its tokens where they leave the text no room. Raises LocalError for completions that cannot travel,
-    such as one that is too long.
+    It goes without its tokens where they leave the text no room, unless it has to be `labelled`. Raises LocalError for
+    completions that cannot travel, such as one that is too long.
     """
     sampling = group.sampling
     if sampling is not None and sum(len(one.log_probs) + len(one.tokens) for one in sampling.drawn) > DRAWN_LIMIT_BYTES:
+        if labelled:
+            raise LocalError("its tokens leave the text no room, and nobody takes it without them: sample shorter ones")
         sampling = Sampling(policy=sampling.policy)
     try:
         rollout = RolloutGroup(

@@ -1,4 +1,4 @@
-"""Who trains and who only samples in a swarm that averages its policy: whose groups can be gone through again.
+"""Trainers and samplers of an averaged policy, told apart: the samplers' groups can be gone through again.
 
 Who samples says so in its record, and draws from the certified policy that it names. Who trains draws from its own,
 which has moved since, and is known by the chain: it is, or was, a member. Of who says neither its groups wait: it may

@@ -1,4 +1,4 @@
-"""Whether a group was drawn by the policy that it names: a share of its completions is gone through again.
+"""Replays of others' completions: was a group drawn by the policy that it names?
 
 The numbers by which tokens are drawn are assigned (`assigned_draws`), and each has one policy, that of the round it
 names. So one pass of that policy over a completion tells for each token between which numbers it is drawn, and the
@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from shoal.node.sapo.groups import DRAWN_LIMIT_BYTES, LABEL_BYTES, JudgedGroup
+from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.past_policies import PastPolicies
 from shoal.node.sapo.policy import Policy, Sample
 from shoal.node.sapo.trust import Replayed
@@ -99,20 +99,13 @@ class Replayer:
         claims = []
         for number in chosen:
             text = group.texts[number]
-            tokens = said[number].ids() if said else self._own_tokens(group, text)
+            tokens = said[number].ids() if said else ()
             if not self._is_whole(tokens) or self._policy.decode(tokens) != text:
                 raise RolloutError(
                     "tokens that are not those of its texts", reason=Reason.MISLABELLED, peer=group.origin
                 )
             claims.append(_Claim(number, tokens))
         return claims
-
-    def _own_tokens(self, group: JudgedGroup, text: str) -> tuple[int, ...]:
-        """Tokens of a text whose group has no room for them; nobody may leave them out otherwise."""
-        tokens = [self._policy.encode_completion(one) or () for one in group.texts]
-        if LABEL_BYTES * sum(map(len, tokens)) <= DRAWN_LIMIT_BYTES:
-            raise RolloutError("no tokens, for which there is room", reason=Reason.MISLABELLED, peer=group.origin)
-        return tokens[group.texts.index(text)]
 
     def _is_whole(self, tokens: tuple[int, ...]) -> bool:
         """True for tokens of the vocabulary that go on to the end or to the limit, as all that is drawn does."""

@@ -400,9 +400,15 @@ SAPO: tuple[Bug, ...] = (
     ),
     bug(
         "who leaves its tokens out is believed",
-        "tests/node/sapo/test_replay.py::test_tokens_may_be_left_out_only_where_there_is_no_room",
-        "if LABEL_BYTES * sum(map(len, tokens)) <= DRAWN_LIMIT_BYTES:",
-        "if not tokens:",
+        "tests/node/sapo/test_replay.py::test_a_group_without_its_tokens_is_refused",
+        "tokens = said[number].ids() if said else ()",
+        "tokens = said[number].ids() if said else self._policy.encode_completion(text) or ()",
+    ),
+    bug(
+        "a sampler offers a group without the tokens that it is held to",
+        "tests/node/sapo/test_intake.py::test_rollout_goes_out_without_tokens_that_leave_the_text_no_room",
+        "        if labelled:\n",
+        "        if False:\n",
     ),
     bug(
         "a trainer goes on with the policy that it went through others' groups by",

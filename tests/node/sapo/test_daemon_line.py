@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shoal.node.sapo import daemon_line
-from shoal.node.sapo.agent_messages import WAIT_LIMIT_S, Delivered, Judged, Made, Order, Pulled, Take
+from shoal.node.sapo import daemon_line, groups
+from shoal.node.sapo.agent_messages import WAIT_LIMIT_S, Delivered, Judged, Made, Order, Pulled, Role, Take
 from shoal.node.sapo.daemon_line import WORTH_LEAST_S, DaemonSharing, worth_waiting_s
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.node.sapo.trust import Replayed
-from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, decode_group
+from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, Drawn, Sampling, decode_group
 from tests.node.sapo.offering import SOURCE, SWARM, group_of, offer_of, peer_id
 from tests.node.sapo.sums import SUMS, foreign_group, sum_task
 from tests.node.sapo.test_agent_process import ME, begin
@@ -127,3 +128,21 @@ def test_group_with_a_completion_that_cannot_travel_stays_here_and_the_next_one_
     assert [decode_group(one.group).completions for one in made] == [("1", "2")]
     (record,) = caplog.records
     assert record.getMessage().startswith("a group is not shared: our own group is out of range: ")
+
+
+@pytest.mark.parametrize(("role", "shared"), [("sample", 0), ("train", 1)])
+def test_a_sampler_that_is_held_to_its_tokens_shares_no_group_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role, shared: int
+) -> None:
+    monkeypatch.setattr(groups, "DRAWN_LIMIT_BYTES", 0)
+    line, asked = Line(), begin(tmp_path, role)
+    section = msgspec.structs.replace(asked.rollouts, images=True, labels=True, replays=True)
+    sharing = DaemonSharing(
+        msgspec.structs.replace(asked, rollouts=section),
+        line,  # type: ignore[arg-type]
+        source=SOURCE,
+        scorer=Scorer(SOURCE),
+    )
+    drawn = Sampling(policy="7-x", drawn=(Drawn.of([-1.0], [5]),) * 2)
+    sharing.offer([replace(foreign_group(sum_task(0, 0), ["1", "2"], origin=ME), sampling=drawn)])
+    assert sum(isinstance(report, Made) for report in line.heard) == shared

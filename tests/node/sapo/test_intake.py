@@ -227,3 +227,5 @@ def test_rollout_goes_out_without_tokens_that_leave_the_text_no_room(
     for limit_bytes, expected in ((taken, group.sampling), (taken - 1, Sampling(policy="7-gpt"))):
         monkeypatch.setattr(groups, "DRAWN_LIMIT_BYTES", limit_bytes)
         assert decode_group(announced(group, ALICE)[1]).sampling == expected
+    with pytest.raises(LocalError, match="its tokens leave the text no room"):
+        announced(group, ALICE, labelled=True)
