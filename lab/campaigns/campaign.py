@@ -29,6 +29,7 @@ import trio
 from shoal.lab.campaigns.campaign_check import Window, examine, round_bound_s
 from shoal.lab.campaigns.campaign_faults import Fault
 from shoal.lab.campaigns.campaign_plan import (
+    CERTIFYING,
     CODECS,
     CUTS,
     PEERS,
@@ -38,7 +39,6 @@ from shoal.lab.campaigns.campaign_plan import (
     Run,
     draw_runs,
     groups_of,
-    pairs_of,
 )
 from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, report_of, to_json
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, short_manifest
@@ -61,8 +61,12 @@ _KEPT_OF_A_NODE: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", 
 
 def drawn(campaign: Campaign) -> tuple[Run, ...]:
     """Draw the runs of a campaign. Raises ConfigError."""
-    group = pairs_of if campaign.short else groups_of
-    groups = group(campaign.peers or PEERS, campaign.codecs or CODECS)
+    groups = groups_of(
+        campaign.peers or PEERS,
+        campaign.codecs or CODECS,
+        campaign.strategies or CERTIFYING,
+        short=campaign.short,
+    )
     runs = draw_runs(campaign.seed, campaign.runs, groups, SHORT_MIX if campaign.short else Mix())
     if campaign.only is None:
         return runs
@@ -191,6 +195,7 @@ class _Course:
         again = f"shoal campaign --runs {campaign.runs} --seed {campaign.seed} --only {record.run.number}"
         again += "".join(f" --peers {count}" for count in campaign.peers)
         again += "".join(f" --codecs {codec}" for codec in campaign.codecs)
+        again += "".join(f" --strategies {strategy}" for strategy in campaign.strategies)
         again += " --short" if campaign.short else ""
         with disk_errors(folder):
             folder.mkdir(parents=True)

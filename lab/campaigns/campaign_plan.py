@@ -1,8 +1,9 @@
 """Plan of a fault campaign: which fault strikes which round of which swarm, all of it drawn from one seed.
 
-A *run* is one faulted round of a swarm that lives on. Runs are dealt to *groups*, a number of peers with a codec each,
-whose swarm is started once. The kinds of fault come from shuffled decks, so that each has its share; where a fault
-strikes is drawn per run from (seed, number): run 137 of 200 is the same whether the others are run or not.
+A *run* is one faulted round of a swarm that lives on. Runs are dealt to *groups*, a number of peers with a strategy and
+a codec each, whose swarm is started once. The kinds of fault come from shuffled decks, so that each has its share;
+where a fault strikes is drawn per run from (seed, number): run 137 of 200 is the same whether the others are run or
+not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 from shoal.collectives.codecs import DENSE
 from shoal.node.options import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES
 
 Kind = Literal[
     "kill",
@@ -38,6 +40,8 @@ lanes broken, the links left alone, between one and another (_pair) or all other
 
 CODECS: Final[tuple[str, ...]] = ("fp32", "bf16", "int8", "int4")
 """Those that campaigns draw of when nothing is said: another would make other runs of every seed."""
+CERTIFYING: Final = tuple(name for name, strategy in STRATEGIES.items() if strategy.certifies)
+"""Strategies whose rounds can be judged: all hold one state, and a majority certifies each."""
 PEERS: Final = (3, 4, 5, 6)
 PEERS_LIMIT: Final = 16
 RUN_LIMIT: Final = 10_000
@@ -60,11 +64,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     peers: int
     codec: str
+    strategy: str = DEFAULT_STRATEGY
 
     @property
     def name(self) -> str:
         """Name for folders and lines."""
-        return f"{self.peers}x{self.codec}"
+        return f"{self.peers}x{self.strategy}-{self.codec}"
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,23 +108,38 @@ class Mix:
 SHORT_MIX: Final = Mix(stop_s=(0.5, 2.0), anywhere=False)
 
 
-def groups_of(peers: Sequence[int], codecs: Sequence[str]) -> tuple[Group, ...]:
-    """Every number of peers with every codec. Raises ConfigError for what no swarm can have."""
+def groups_of(
+    peers: Sequence[int], codecs: Sequence[str], strategies: Sequence[str], *, short: bool = False
+) -> tuple[Group, ...]:
+    """Every number of peers with every strategy, which between them meet every codec; if short, each of them once.
+
+    A strategy with a codec of its own has that. Raises ConfigError for what no swarm can have.
+    """
     for count in peers:
         if not PEERS[0] <= count <= PEERS_LIMIT:
             raise ConfigError(f"--peers: a swarm of {count} is none of {PEERS[0]}..{PEERS_LIMIT}; fewer bear no fault")
     for codec in codecs:
         if codec not in DENSE:
             raise ConfigError(f"--codecs: there is no codec {codec!r}; choose of {', '.join(DENSE)}")
-    return tuple(Group(peers=count, codec=codec) for count in dict.fromkeys(peers) for codec in dict.fromkeys(codecs))
-
-
-def pairs_of(peers: Sequence[int], codecs: Sequence[str]) -> tuple[Group, ...]:
-    """Every number of peers, and every codec, as seldom as can be. Raises ConfigError as `groups_of` does."""
-    groups_of(peers, codecs)
-    counts, names = list(dict.fromkeys(peers)), list(dict.fromkeys(codecs))
-    pairs = range(max(len(counts), len(names))) if counts and names else ()
-    return tuple(Group(peers=counts[at % len(counts)], codec=names[at % len(names)]) for at in pairs)
+    for strategy in strategies:
+        if strategy not in CERTIFYING:
+            said = f"no strategy {strategy!r} whose rounds are certified"
+            raise ConfigError(f"--strategies: there is {said}; choose of {', '.join(CERTIFYING)}")
+    counts, names, ways = (list(dict.fromkeys(of)) for of in (peers, codecs, strategies))
+    if not counts or not names or not ways:
+        return ()
+    rows = max(len(counts), len(names), len(ways) if short else 0)
+    return tuple(
+        dict.fromkeys(
+            Group(
+                peers=counts[row % len(counts)],
+                strategy=ways[way],
+                codec=STRATEGIES[ways[way]].own_codec or names[(row + shift) % len(names)],
+            )
+            for row in range(rows)
+            for shift, way in ([(0, row % len(ways))] if short else enumerate(range(len(ways))))
+        )
+    )
 
 
 def draw_runs(seed: int, runs: int, groups: Sequence[Group], mix: Mix) -> tuple[Run, ...]:
@@ -127,7 +147,7 @@ def draw_runs(seed: int, runs: int, groups: Sequence[Group], mix: Mix) -> tuple[
     if not 1 <= runs <= RUN_LIMIT:
         raise ConfigError(f"--runs: {runs} is not in 1..{RUN_LIMIT}")
     if not groups:
-        raise ConfigError("a campaign must have a number of peers and a codec")
+        raise ConfigError("a campaign must have a number of peers, a codec and a strategy")
     kinds: list[Kind] = []
     dealer = random.Random(f"{seed}:kinds")
     while len(kinds) < runs:

@@ -74,6 +74,7 @@ class CampaignReport(msgspec.Struct, frozen=True, kw_only=True):
     runs_drawn: int
     peers: tuple[int, ...]
     codecs: tuple[str, ...]
+    strategies: tuple[str, ...]
     rounds_checked: int
     wrong_values: int
     forks: int
@@ -108,6 +109,7 @@ def report_of(
         runs_drawn=len(drawn),
         peers=tuple(dict.fromkeys(run.group.peers for run in drawn)),
         codecs=tuple(dict.fromkeys(run.group.codec for run in drawn)),
+        strategies=tuple(dict.fromkeys(run.group.strategy for run in drawn)),
         rounds_checked=sum(one.rounds_checked for one in found),
         wrong_values=sum(one.wrong_values for one in found),
         forks=sum(one.forks for one in found),

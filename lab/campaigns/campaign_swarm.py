@@ -29,6 +29,8 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import Certificate, Value
+from shoal.protocol.strategies.streaming import FRAGMENTS
+from shoal.protocol.strategies.table import STRATEGIES
 from shoal.testnet.links.namespaces import Network
 from shoal.testnet.nodes import NodeProcess, Runtime
 
@@ -193,11 +195,20 @@ def campaign_manifest(
     options: Mapping[str, object] = MODEL,
     inner_steps: int = INNER_STEPS,
 ) -> Manifest:
-    """Manifest of short rounds over many small chunks; the protocol's own deadlines."""
+    """Manifest of short rounds over many small chunks; the protocol's own deadlines, and the strategy's own settings.
+
+    A round of one step, as with `ddp`, takes as long as the others' many; one of a fragment has as many as theirs.
+    """
+    sync: dict[str, object] = {"strategy": group.strategy, "codec": group.codec, "balance": False}
+    if STRATEGIES[group.strategy].exchanges_gradients:
+        workload, options = PACED_REGRESSION, {**MODEL, "step_s": PACED_STEPS * PACED_STEP_S}
+    else:
+        strategy = STRATEGIES[group.strategy]
+        sync["inner_steps"] = inner_steps * (FRAGMENTS[0] if "fragments" in strategy.settings else 1)
     tables: dict[str, object] = {
         "swarm": {"name": "campaign", "founders": founders, "admission": "open"},
         "workload": {"name": workload, "seed": seed, "options": dict(options)},
-        "sync": {"inner_steps": inner_steps, "codec": group.codec, "balance": False},
+        "sync": sync,
         "round": {"chunk_values": CHUNK_VALUES, "grace_s": GRACE_S, "reduce_deadline_s": REDUCE_DEADLINE_S},
     }
     return validate_manifest(tables, source="the campaign's manifest")

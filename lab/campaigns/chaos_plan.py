@@ -6,6 +6,9 @@ of the deck; the deck is dealt out before it is shuffled again, so that no pair 
 same whether the others are run or not, and on whatever machine: where links cannot be struck, the scenarios that strike
 some are left out and the others are what they are elsewhere.
 
+Strategies are dealt from a deck of their own, all that there are, and some swarms have more nodes than they need, or
+nodes behind routers, or lines like those of homes. Where rounds have no such phase a fault strikes when one begins.
+
 A swarm must be able to survive what is drawn: so many nodes that those who are lost for good, or until some later
 round, are never half of those that are left.
 """
@@ -13,17 +16,22 @@ round, are never half of those that are left.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 from msgspec.structs import replace
 
 from shoal.lab.campaigns.campaign_plan import CODECS
 from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.strategies.streaming import FRAGMENTS
+from shoal.protocol.strategies.table import STRATEGIES
+from shoal.testnet.links.namespaces import Uplink
 from shoal.testnet.scenario import Fault, Kind, Phase, Scenario
 
 Card = tuple[Kind, Phase]
+T = TypeVar("T")
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """A move named `continue` is a stop that lasts until then, `heal` a partition that does, `resume` a pause."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
@@ -35,6 +43,8 @@ ENDING: Final = ("continue", "heal", "resume")
 """Kinds that end what began some rounds before."""
 
 NODES: Final = (4, 5)
+MORE_NODES: Final = (0, 0, 0, 1, 3, 7)
+"""So many more than a swarm needs to survive what strikes it."""
 MOVES: Final = 3
 FIRST_ROUND: Final = 2
 GAP: Final = 4
@@ -43,6 +53,11 @@ LATER: Final = 2
 """So many rounds after its beginning a stop, a pause or a partition ends, and who was corrupted starts on its disk."""
 ROUNDS: Final = FIRST_ROUND + GAP * MOVES + LATER
 SCENARIO_LIMIT: Final = 100_000
+QUICKER: Final = 10
+"""Rounds of rollouts are so much shorter than others, and so many more."""
+LINES: Final = ("near", "near", "routers", "home")
+HOME: Final = {"rate_mbit": 100.0, "up_mbit": 20.0, "delay_s": 0.015}
+"""A line of a home, one way."""
 
 AWAY_S: Final = (1.0, 10.0)
 SLOW_MBIT: Final = (1.0, 8.0)
@@ -50,7 +65,8 @@ CPU_SHARE: Final = (0.05, 0.5)
 LANES_SHARE: Final = 0.3
 """Which share of the partitions keeps only lanes apart."""
 INNER_STEPS: Final = 20
-MODEL: Final = {"inputs": 320, "outputs": 128, "step_s": 0.1}
+STEP_S: Final = 0.1
+MODEL: Final = {"inputs": 320, "outputs": 128}
 """41,088 parameters: eleven chunks of CHUNK_VALUES, and rounds of two or three seconds."""
 CHUNK_VALUES: Final = 4096
 
@@ -62,11 +78,18 @@ def hand(seed: int, number: int) -> tuple[Card, ...]:
     """The cards of scenario `number`, counted from 1. Raises ConfigError."""
     if not 1 <= number <= SCENARIO_LIMIT:
         raise ConfigError(f"--only: the scenarios of a campaign are 1 to {SCENARIO_LIMIT}, not {number}")
-    drawn = []
-    for at in range((number - 1) * MOVES, number * MOVES):
-        deals, place = divmod(at, len(DECK))
-        drawn.append(random.Random(f"{seed}:chaos:deck:{deals}").sample(DECK, len(DECK))[place])
-    return tuple(drawn)
+    return tuple(_dealt(f"{seed}:chaos:deck", DECK, place) for place in range((number - 1) * MOVES, number * MOVES))
+
+
+def _dealt(seed: str, deck: Sequence[T], place: int) -> T:
+    """The card at this place, where the deck is dealt out again and again, shuffled each time."""
+    deals, place = divmod(place, len(deck))
+    return random.Random(f"{seed}:{deals}").sample(deck, len(deck))[place]
+
+
+def strategy_of(seed: int, number: int) -> str:
+    """The strategy of scenario `number`."""
+    return _dealt(f"{seed}:chaos:strategies", tuple(STRATEGIES), number - 1)
 
 
 def draw_scenario(seed: int, number: int) -> Scenario:
@@ -74,21 +97,55 @@ def draw_scenario(seed: int, number: int) -> Scenario:
     drawn = hand(seed, number)
     draw = random.Random(f"{seed}:chaos:{number}")
     losses = sum(kind in LOSING for kind, _ in drawn)
-    nodes = NODES[losses > 1 or any(phase == "repair" for _, phase in drawn)]
+    needed = NODES[losses > 1 or any(phase == "repair" for _, phase in drawn)]
+    nodes = needed + draw.choice(MORE_NODES)
     cast = _Cast(nodes=nodes, order=draw.sample(range(nodes), nodes), draw=draw)
     for move, card in enumerate(sorted(drawn, key=lambda card: card[1] != "transfer")):  # who joins takes its time
         cast.move(card, FIRST_ROUND + move * GAP)
+    seed_of_run, codec = draw.randrange(2**31), draw.choice(CODECS)
+    name = strategy_of(seed, number)
+    lines = _lines(draw, nodes)
+    if STRATEGIES[name].shares_rollouts:
+        return Scenario(
+            nodes=nodes,
+            rounds=ROUNDS * QUICKER,
+            seed=seed_of_run,
+            strategy=name,
+            faults=tuple(
+                replace(fault, round=fault.round * QUICKER, phase=None, progress=None) for fault in cast.faults
+            ),
+            **lines,
+        )
+    gradients = STRATEGIES[name].exchanges_gradients
     return Scenario(
         nodes=nodes,
         rounds=ROUNDS,
-        seed=draw.randrange(2**31),
-        codec=draw.choice(CODECS),
+        seed=seed_of_run,
+        strategy=name,
+        codec=STRATEGIES[name].own_codec or codec,
         workload=WORKLOAD_NAME,
-        options=dict(MODEL),
-        inner_steps=INNER_STEPS,
+        options={**MODEL, "step_s": STEP_S * INNER_STEPS if gradients else STEP_S},
+        inner_steps=1 if gradients else INNER_STEPS * (FRAGMENTS[0] if "fragments" in STRATEGIES[name].settings else 1),
         round={"chunk_values": CHUNK_VALUES},
-        faults=tuple(cast.faults),
+        faults=tuple(cast.faults if STRATEGIES[name].certifies else map(_without_votes, cast.faults)),
+        **lines,
     )
+
+
+def _without_votes(fault: Fault) -> Fault:
+    """The same, where nothing is repaired and no state is fetched while others go on: when a round begins."""
+    return replace(fault, phase=None, progress=None) if fault.phase in ("repair", "transfer") else fault
+
+
+def _lines(draw: random.Random, nodes: int) -> dict[str, Any]:
+    """Keys of a scenario by which some of the nodes reach the others otherwise than on one machine."""
+    line = draw.choice(LINES)
+    some = tuple(sorted(draw.sample(range(1, nodes), nodes // 2)))
+    if line == "routers":
+        return {"behind_routers": some}
+    if line == "home":
+        return {"uplinks": tuple(Uplink(nodes=(index,), **HOME) for index in some)}
+    return {}
 
 
 @dataclass(slots=True, kw_only=True)

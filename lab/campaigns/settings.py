@@ -16,8 +16,8 @@ MINUTES_LIMIT: Final = 24 * 60.0
 class Campaign(Spec):
     """Options of `shoal campaign`.
 
-    only: a single one of the runs, as the seed makes it among the others. short: each number of peers with one codec in
-    place of all, most faults in the midst of a reduce, and nothing waits that can be done meanwhile.
+    only: a single one of the runs, as the seed makes it among the others. short: each number of peers with one strategy
+    in place of all, faults in the midst of a reduce alone, and nothing waits that can be done meanwhile.
     """
 
     runs: Annotated[int, Option("--runs", help="How many faulted rounds.")] = 200
@@ -25,12 +25,16 @@ class Campaign(Spec):
     peers: Annotated[
         tuple[int, ...], Option("--peers", help="A number of nodes. Repeatable; 3, 4, 5 and 6 if left out.")
     ] = ()
-    codecs: Annotated[tuple[str, ...], Option("--codecs", help="A codec. Repeatable; all if left out.")] = ()
+    codecs: Annotated[tuple[str, ...], Option("--codecs", help="A codec. Repeatable; four if left out.")] = ()
+    strategies: Annotated[
+        tuple[str, ...],
+        Option("--strategies", help="A strategy. Repeatable; all whose rounds are certified if left out."),
+    ] = ()
     only: Annotated[
         int | None, Option("--only", help="Do this one of the runs, as it is among the others.", metavar="NUMBER")
     ] = None
     short: Annotated[
-        bool, Option("--short", help="Each number of nodes with one codec only, and several swarms at once.")
+        bool, Option("--short", help="Each number of nodes with one strategy only, and several swarms at once.")
     ] = False
     keep: Annotated[bool, Option("--keep", help="Keep the nodes' folders of runs that did not fail, too.")] = False
 

@@ -26,6 +26,7 @@ from shoal.lab.campaigns.campaign import drawn, run_campaign
 from shoal.lab.campaigns.campaign_check import Findings, Window, examine, round_bound_s
 from shoal.lab.campaigns.campaign_faults import until_voted
 from shoal.lab.campaigns.campaign_plan import (
+    CERTIFYING,
     CODECS,
     KINDS,
     PAIRED,
@@ -35,7 +36,6 @@ from shoal.lab.campaigns.campaign_plan import (
     Run,
     draw_runs,
     groups_of,
-    pairs_of,
 )
 from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, ok, report_of, spread, to_json
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, campaign_manifest, read_chain
@@ -57,7 +57,7 @@ from shoal.testnet import fleet
 from shoal.testnet.check import Witness
 from shoal.testnet.nodes import Runtime
 
-SMALL = Campaign(seed=1818, runs=5, peers=(4,), codecs=("int4",), short=True, keep=True)
+SMALL = Campaign(seed=1818, runs=5, peers=(4,), codecs=("int4",), strategies=("diloco",), short=True, keep=True)
 """Of a seed with which a lead, one in a repair, one that hangs and one that hangs for good are struck, then lanes."""
 SHORT = Campaign(seed=2, runs=20, short=True, keep=True)
 """Of a seed with which every kind of fault strikes, those that take two nodes included."""
@@ -89,7 +89,9 @@ def test_survivors_of_every_fault_go_on_exactly_and_in_time(done: Done) -> None:
     told = [(run_line(record, campaign.runs), record.problems) for record in records]
     assert ok(report), told
     assert (report.runs, report.peers) == (campaign.runs, campaign.peers or PEERS)
-    assert report.codecs == (campaign.codecs or CODECS)
+    assert (report.codecs, report.strategies) == (
+        (("int4",), ("diloco",)) if campaign is SMALL else (("fp32", "bf16", "int8", "topk"), CERTIFYING)
+    )
     assert (report.wrong_values, report.forks, report.broken_votes) == (0, 0, 0)
     assert (report.late_rounds, report.unverified, report.unrecovered, report.evicted_survivors) == (0, 0, 0, 0)
     assert report.cut_coverage == 1.0
@@ -273,7 +275,7 @@ def test_swarms_that_do_not_come_up_fail_their_runs_and_end_the_command_with_1(
 async def test_the_command_that_a_failure_names_does_the_same_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = Campaign(seed=5, runs=30, peers=(3, 4), codecs=("bf16",))
+    broken = Campaign(seed=5, runs=30, peers=(3, 4), codecs=("bf16",), strategies=("ddp",))
     struck = drawn(broken)[22]
     (tmp_path / "failures").mkdir()
     swarm = LivingSwarm(tmp_path / "swarm", Group(peers=4, codec="bf16"), seed=5)
@@ -307,14 +309,14 @@ async def test_the_command_that_a_failure_names_does_the_same_run_again(
 
 
 def test_runs_follow_from_the_seed_and_every_kind_and_group_has_its_share() -> None:
-    groups = groups_of(PEERS, CODECS)
+    groups = groups_of(PEERS, CODECS, CERTIFYING)
     runs = draw_runs(7, 200, groups, Mix())
     assert runs == draw_runs(7, 200, groups, Mix())
     assert runs != draw_runs(8, 200, groups, Mix())
     assert [run.number for run in runs] == list(range(1, 201))
     by_group = [sum(run.group == group for run in runs) for group in groups]
     assert max(by_group) - min(by_group) <= 1
-    assert {run.group.codec for run in runs} == set(CODECS)
+    assert {run.group.codec for run in runs} == {*CODECS, "topk"}
     for kind in KINDS:
         assert sum(run.kind == kind for run in runs) >= 10, kind
     assert not any(run.kind in PAIRED for run in runs if run.group.peers == 3)
@@ -331,6 +333,7 @@ def test_runs_follow_from_the_seed_and_every_kind_and_group_has_its_share() -> N
         (["--runs", "0"], "--runs: 0 is not in 1.."),
         (["--peers", "2"], "--peers: a swarm of 2"),
         (["--codecs", "int7"], "there is no codec 'int7'; choose of fp32"),
+        (["--strategies", "gossip"], "there is no strategy 'gossip' whose rounds are certified; choose of diloco"),
         (["--runs", "3", "--only", "4"], "--only: there is no run 4 among 3"),
     ],
 )
@@ -343,9 +346,9 @@ def test_a_campaign_that_cannot_be_is_refused(
 
 
 def test_the_manifest_has_many_chunks_of_which_the_last_is_not_full() -> None:
-    for group in groups_of(PEERS, CODECS):
+    for group in groups_of(PEERS, CODECS, CERTIFYING):
         manifest = campaign_manifest(group, 1, ["12D3KooWEUqXXWDFDK2UnUFgkVJ7GTpHzYpmiYV6YdJzq24kHaLm"])  # type: ignore[list-item]
-        assert manifest.sync.codec == group.codec
+        assert (manifest.sync.codec, manifest.sync.strategy) == (group.codec, group.strategy)
         options = manifest.workload.options
         numel = (int(options["inputs"]) + 1) * int(options["outputs"])
         assert numel // manifest.round.chunk_values >= 3 * max(PEERS)
@@ -356,12 +359,12 @@ def test_the_manifest_has_many_chunks_of_which_the_last_is_not_full() -> None:
 
 
 def test_delays_are_told_by_kind_and_whatever_failed_fails_the_whole() -> None:
-    runs = draw_runs(1, 12, groups_of((5,), ("fp32",)), Mix(kinds=("kill", "cut_all")))
+    runs = draw_runs(1, 12, groups_of((5,), ("fp32",), ("diloco",)), Mix(kinds=("kill", "cut_all")))
     records = [
         RunRecord(run=run, round_s=1.0 + number, delay_s=float(number), bound_s=20.0, found=Findings(rounds_checked=2))
         for number, run in enumerate(runs)
     ]
-    report = report_of(1, runs, records, {"5xfp32": 1.0}, wall_s=9.0)
+    report = report_of(1, runs, records, {"5xdiloco-fp32": 1.0}, wall_s=9.0)
     assert ok(report)
     assert (report.rounds_checked, report.longest_round_share) == (24, 0.6)
     delays = [record.delay_s for record in records if record.run.kind == "kill"]
@@ -381,10 +384,24 @@ def test_delays_are_told_by_kind_and_whatever_failed_fails_the_whole() -> None:
         assert summary(report, Path("out"))[-1].startswith("FAILED     runs 4;")
 
 
-def test_a_short_campaign_has_every_number_of_peers_and_every_codec_and_strikes_in_the_reduce() -> None:
-    assert [group.name for group in pairs_of(PEERS, CODECS)] == ["3xfp32", "4xbf16", "5xint8", "6xint4"]
-    assert [group.name for group in pairs_of((4, 3), ("int8",))] == ["4xint8", "3xint8"]
-    assert [group.name for group in pairs_of((4,), ("int8", "fp32"))] == ["4xint8", "4xfp32"]
+def test_every_strategy_meets_every_number_of_peers_and_every_codec_unless_it_has_its_own() -> None:
+    groups = groups_of(PEERS, CODECS, CERTIFYING)
+    assert len(groups) == len(PEERS) * len(CERTIFYING)
+    for strategy in CERTIFYING:
+        of_strategy = [group for group in groups if group.strategy == strategy]
+        assert {group.peers for group in of_strategy} == set(PEERS)
+        assert {group.codec for group in of_strategy} == ({"topk"} if strategy == "sparse" else set(CODECS))
+    for peers in PEERS:
+        assert len({group.codec for group in groups if group.peers == peers}) == len(CERTIFYING)
+    assert [group.name for group in groups_of((4,), ("int8", "fp32"), ("ddp",))] == ["4xddp-int8", "4xddp-fp32"]
+    assert groups_of((), CODECS, CERTIFYING) == ()
+
+
+def test_a_short_campaign_has_every_number_of_peers_and_every_strategy_and_strikes_in_the_reduce() -> None:
+    names = [group.name for group in groups_of(PEERS, CODECS, CERTIFYING, short=True)]
+    assert names == ["3xdiloco-fp32", "4xddp-bf16", "5xstreaming-int8", "6xsparse-topk"]
+    pairs = [group.name for group in groups_of((4, 3), ("int8",), ("diloco",), short=True)]
+    assert pairs == ["4xdiloco-int8", "3xdiloco-int8"]
     assert {run.phase for run in drawn(SHORT)} == {"reduce"}
     assert {run.quiet for run in drawn(SHORT)} == {True, False}
 
