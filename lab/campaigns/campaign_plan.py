@@ -42,6 +42,8 @@ CODECS: Final[tuple[str, ...]] = ("fp32", "bf16", "int8", "int4")
 """Those that campaigns draw of when nothing is said: another would make other runs of every seed."""
 CERTIFYING: Final = tuple(name for name, strategy in STRATEGIES.items() if strategy.certifies)
 """Strategies whose rounds can be judged: all hold one state, and a majority certifies each."""
+FRAGMENTS: Final = {name: int(str(strategy.defaults({}).get("fragments", 1))) for name, strategy in STRATEGIES.items()}
+"""So many rounds a strategy has in its inner steps."""
 PEERS: Final = (3, 4, 5, 6)
 PEERS_LIMIT: Final = 16
 RUN_LIMIT: Final = 10_000
@@ -121,10 +123,9 @@ def groups_of(
     for codec in codecs:
         if codec not in DENSE:
             raise ConfigError(f"--codecs: there is no codec {codec!r}; choose of {', '.join(DENSE)}")
-    for strategy in strategies:
-        if strategy not in CERTIFYING:
-            said = f"no strategy {strategy!r} whose rounds are certified"
-            raise ConfigError(f"--strategies: there is {said}; choose of {', '.join(CERTIFYING)}")
+    for name in set(strategies).difference(CERTIFYING):
+        said = f"no strategy {name!r} whose rounds are certified"
+        raise ConfigError(f"--strategies: there is {said}; choose of {', '.join(CERTIFYING)}")
     counts, names, ways = (list(dict.fromkeys(of)) for of in (peers, codecs, strategies))
     if not counts or not names or not ways:
         return ()

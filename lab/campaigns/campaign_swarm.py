@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.lab.campaigns.campaign_plan import Group
+from shoal.lab.campaigns.campaign_plan import FRAGMENTS, Group
 from shoal.lab.fleet import START_DEADLINE_S, TOGETHER, Swarm
 from shoal.lab.waiting_workload import WORKLOAD_NAME as PACED_REGRESSION
 from shoal.node.reporting.events import CaughtUp, Certified, Listening, RoundStarted
@@ -29,7 +29,6 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.messages import Certificate, Value
-from shoal.protocol.strategies.streaming import FRAGMENTS
 from shoal.protocol.strategies.table import STRATEGIES
 from shoal.testnet.links.namespaces import Network
 from shoal.testnet.nodes import NodeProcess, Runtime
@@ -203,8 +202,7 @@ def campaign_manifest(
     if STRATEGIES[group.strategy].exchanges_gradients:
         workload, options = PACED_REGRESSION, {**MODEL, "step_s": PACED_STEPS * PACED_STEP_S}
     else:
-        strategy = STRATEGIES[group.strategy]
-        sync["inner_steps"] = inner_steps * (FRAGMENTS[0] if "fragments" in strategy.settings else 1)
+        sync["inner_steps"] = inner_steps * FRAGMENTS[group.strategy]
     tables: dict[str, object] = {
         "swarm": {"name": "campaign", "founders": founders, "admission": "open"},
         "workload": {"name": workload, "seed": seed, "options": dict(options)},

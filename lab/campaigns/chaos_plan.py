@@ -22,10 +22,9 @@ from typing import Any, Final, TypeVar, get_args
 
 from msgspec.structs import replace
 
-from shoal.lab.campaigns.campaign_plan import CODECS
+from shoal.lab.campaigns.campaign_plan import CODECS, FRAGMENTS
 from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.protocol.errors import ConfigError
-from shoal.protocol.strategies.streaming import FRAGMENTS
 from shoal.protocol.strategies.table import STRATEGIES
 from shoal.testnet.links.namespaces import Uplink
 from shoal.testnet.scenario import Fault, Kind, Phase, Scenario
@@ -125,7 +124,7 @@ def draw_scenario(seed: int, number: int) -> Scenario:
         codec=STRATEGIES[name].own_codec or codec,
         workload=WORKLOAD_NAME,
         options={**MODEL, "step_s": STEP_S * INNER_STEPS if gradients else STEP_S},
-        inner_steps=1 if gradients else INNER_STEPS * (FRAGMENTS[0] if "fragments" in STRATEGIES[name].settings else 1),
+        inner_steps=1 if gradients else INNER_STEPS * FRAGMENTS[name],
         round={"chunk_values": CHUNK_VALUES},
         faults=tuple(cast.faults if STRATEGIES[name].certifies else map(_without_votes, cast.faults)),
         **lines,
