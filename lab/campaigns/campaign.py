@@ -273,7 +273,7 @@ class _Attempt:
             struck=struck,
             cut=self._run.kind in CUTS,
             bound_s=self._bound_s,
-            codec=self._run.group.codec,
+            codec=self._swarm.manifest.sync.plan_codec,
         )
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
         round_s = statistics.median(ends) - self._released_at - strike.held_s if ends else None

@@ -3,7 +3,8 @@
 * every certified round is recomputed, and a fork is one that was certified with two digests or values (`rounds`);
 * nobody voted or proposed twice in a view, or below a view that it had moved to, over all its lives;
 * no round took a node longer than the protocol's own deadlines allow (`round_bound_s`);
-* who only lost lanes was neither evicted nor left out of any sum.
+* whom no fault struck was not evicted, and certified every round that anybody did; who only lost lanes was not left out
+  of any sum.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """Findings in the rounds of one run. All but rounds_checked are to be zero or empty; problems has each in words.
 
     late_rounds: rounds that took somebody longer than their bound. evicted: nodes that no fault struck and that the
-    faulted round went on without. coverage: the share of what all nodes contributed that this round included, where
-    lanes were cut and it was certified.
+    faulted round went on without; absent: those that did not certify a round of others. coverage: the share of what all
+    nodes contributed that this round included, where lanes were cut and it was certified.
     """
 
     rounds_checked: int = 0
@@ -85,6 +86,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     late_rounds: int = 0
     unverified: int = 0
     evicted: int = 0
+    absent: int = 0
     coverage: float | None = None
     problems: tuple[str, ...] = ()
 
@@ -105,10 +107,18 @@ def examine(nodes: Sequence[Witness], window: Window) -> Findings:
     faulted = next((event for one in certified for event in one.certified if event.round == window.first), None)
     others = [] if faulted is None else [node for node in nodes if node.index not in window.struck]
     evicted = [one.index for one in others if faulted is not None and one.peer_id not in faulted.members]
+    missed = {index: rounds for index, rounds in _missed(entries, window, nodes).items() if rounds}
     coverage = None
     if faulted is not None and window.cut:  # of the contributions of all, those that were planned with
         coverage = faulted.coverage * min(1.0, faulted.contributors / len(nodes))
-    lost = [f"round {window.first}: node {index} lost only lanes and was evicted" for index in evicted if window.cut]
+    lost = [
+        f"round {window.first}: node {index}, which no fault struck or that lost only lanes, was evicted"
+        for index in evicted
+    ]
+    lost += [
+        f"rounds {', '.join(map(str, rounds))}: no fault struck node {index}, and it did not certify them"
+        for index, rounds in missed.items()
+    ]
     if coverage is not None and coverage < 1.0:
         lost.append(f"round {window.first}: covers {coverage:.1%} for want of lanes")
     return Findings(
@@ -119,6 +129,7 @@ def examine(nodes: Sequence[Witness], window: Window) -> Findings:
         late_rounds=len({number for number, _ in late}),
         unverified=len(recoded) + sum(len(one.check.errors) for one in verdicts),
         evicted=len(evicted),
+        absent=len(missed),
         coverage=coverage,
         problems=(
             *(problem for one in verdicts for problem in one.problems),
@@ -128,6 +139,16 @@ def examine(nodes: Sequence[Witness], window: Window) -> Findings:
             *recoded,
         ),
     )
+
+
+def _missed(entries: Sequence[Entry], window: Window, nodes: Sequence[Witness]) -> dict[int, list[int]]:
+    """Rounds of the window that others certified without it, for each node that no fault struck."""
+    rounds: dict[int, set[int]] = {node.index: set() for node in nodes}
+    for entry in entries:
+        if isinstance(entry.event, Certified) and window.first <= entry.event.round <= window.last:
+            rounds[entry.node].add(entry.event.round)
+    everyones = set().union(*rounds.values())
+    return {index: sorted(everyones - own) for index, own in rounds.items() if index not in window.struck}
 
 
 def broken_votes(node: Witness, first: int, last: int) -> list[str]:

@@ -126,7 +126,7 @@ def groups_of(
     for name in set(strategies).difference(CERTIFYING):
         said = f"no strategy {name!r} whose rounds are certified"
         raise ConfigError(f"--strategies: there is {said}; choose of {', '.join(CERTIFYING)}")
-    counts, names, ways = (list(dict.fromkeys(of)) for of in (peers, codecs, strategies))
+    counts, names, ways = list(dict.fromkeys(peers)), list(dict.fromkeys(codecs)), list(dict.fromkeys(strategies))
     if not counts or not names or not ways:
         return ()
     rows = max(len(counts), len(names), len(ways) if short else 0)

@@ -83,6 +83,7 @@ class CampaignReport(msgspec.Struct, frozen=True, kw_only=True):
     unverified: int
     unrecovered: int
     evicted_survivors: int
+    unaffected_absent: int
     cut_coverage: float | None
     failed_runs: tuple[int, ...]
     by_fault: dict[str, KindReport]
@@ -118,6 +119,7 @@ def report_of(
         unverified=sum(one.unverified for one in found),
         unrecovered=sum(record.trouble is not None for record in records),
         evicted_survivors=sum(one.evicted for one in found),
+        unaffected_absent=sum(one.absent for one in found),
         cut_coverage=min((one.coverage for one in found if one.coverage is not None), default=None),
         failed_runs=tuple(record.run.number for record in records if record.failed),
         by_fault={

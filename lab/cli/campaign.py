@@ -55,7 +55,8 @@ def summary(report: CampaignReport, out: Path) -> list[str]:
         f"exactness  {count(report.wrong_values, 'wrong value')}, {count(report.forks, 'fork')}, "
         f"{count(report.broken_votes, 'broken vote')}, {report.unverified} not verified",
         f"deadlines  {count(report.late_rounds, 'late round')}, {report.unrecovered} not recovered; the longest round "
-        f"took {report.longest_round_share:.0%} of what it may, {count(report.evicted_survivors, 'survivor')} evicted",
+        f"took {report.longest_round_share:.0%} of what it may, {count(report.evicted_survivors, 'survivor')} evicted, "
+        f"{report.unaffected_absent} unaffected absent",
     ]
     for kind, found in report.by_fault.items():
         took = "" if found.delay_s is None else f", {found.delay_s}"

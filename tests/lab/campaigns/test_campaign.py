@@ -93,7 +93,8 @@ def test_survivors_of_every_fault_go_on_exactly_and_in_time(done: Done) -> None:
         (("int4",), ("diloco",)) if campaign is SMALL else (("fp32", "bf16", "int8", "topk"), CERTIFYING)
     )
     assert (report.wrong_values, report.forks, report.broken_votes) == (0, 0, 0)
-    assert (report.late_rounds, report.unverified, report.unrecovered, report.evicted_survivors) == (0, 0, 0, 0)
+    assert (report.late_rounds, report.unverified, report.unrecovered) == (0, 0, 0)
+    assert (report.evicted_survivors, report.unaffected_absent) == (0, 0)
     assert report.cut_coverage == 1.0
     # Each run has its own round, and after it one at least to which all contribute, the struck included.
     assert report.rounds_checked >= 2 * campaign.runs
@@ -215,13 +216,23 @@ def test_a_survivor_that_is_no_member_afterwards_was_evicted(remains: Remains) -
     for index in range(len(remains.nodes)):
         remains.change_log(lambda e: [e | {"members": kept} if e["event"] == "certified" else e], index)
     found = remains.examine()
-    assert (found.evicted, found.coverage, found.problems) == (1, None, ())
+    line = f"round {remains.window.first}: node 2, which no fault struck or that lost only lanes, was evicted"
+    assert (found.evicted, found.coverage, found.problems) == (1, None, (line,))
     remains.window = replace(remains.window, struck=frozenset({gone.index}))
-    assert remains.examine().evicted == 0
+    assert (remains.examine().evicted, remains.examine().problems) == (0, ())
     remains.window = replace(remains.window, struck=frozenset(), cut=True)
     found = remains.examine()
     assert (found.evicted, found.coverage) == (1, 1.0)
-    assert found.problems == (f"round {remains.window.first}: node 2 lost only lanes and was evicted",)
+    assert found.problems == (line,)
+
+
+def test_a_node_that_no_fault_struck_and_that_missed_a_round_was_absent(remains: Remains) -> None:
+    remains.change_log(lambda e: [] if e["event"] == "certified" else [e], 1)
+    found = remains.examine()
+    line = f"rounds {remains.window.first}: no fault struck node 1, and it did not certify them"
+    assert (found.absent, found.problems[-1:]) == (1, (line,))
+    remains.window = replace(remains.window, struck=frozenset({1}))
+    assert remains.examine().absent == 0
 
 
 def test_a_round_that_cut_lanes_left_something_out_of_is_a_problem(remains: Remains) -> None:
