@@ -109,6 +109,7 @@ def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
     return ScenarioRecord(
         number=number,
         nodes=report.scenario.nodes,
+        strategy=report.scenario.strategy,
         codec=report.scenario.codec,
         rounds=report.scenario.rounds,
         rounds_certified=report.rounds_certified,

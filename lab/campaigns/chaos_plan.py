@@ -121,7 +121,7 @@ def draw_scenario(seed: int, number: int) -> Scenario:
         rounds=ROUNDS,
         seed=seed_of_run,
         strategy=name,
-        codec=STRATEGIES[name].own_codec or codec,
+        codec=None if STRATEGIES[name].exchanges_models else STRATEGIES[name].own_codec or codec,
         workload=WORKLOAD_NAME,
         options={**MODEL, "step_s": STEP_S * INNER_STEPS if gradients else STEP_S},
         inner_steps=1 if gradients else INNER_STEPS * FRAGMENTS[name],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -21,6 +21,7 @@ class ScenarioRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     nodes: int
+    strategy: str
     codec: str | None
     rounds: int
     rounds_certified: int
@@ -58,7 +59,8 @@ class FaultsOfAKind(msgspec.Struct, frozen=True, kw_only=True):
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole campaign. without_links: why nothing was done to links, if so.
 
-    failed and passed_over are numbers of scenarios; passed over are those that strike links where that cannot be done.
+    by_strategy: how many scenarios of each. failed and passed_over are numbers of scenarios; passed over are those that
+    strike links where that cannot be done.
     """
 
     seed: int
@@ -78,6 +80,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     passed_over: tuple[int, ...]
     by_kind: dict[str, FaultsOfAKind]
     by_phase: dict[str, FaultsOfAKind]
+    by_strategy: dict[str, int]
     records: tuple[ScenarioRecord, ...]
 
 
@@ -115,6 +118,7 @@ def report_of(
         passed_over=tuple(passed_over),
         by_kind={kind: _of_a_kind(faults) for kind, faults in sorted(kinds.items())},
         by_phase={phase: _of_a_kind(faults) for phase, faults in sorted(phases.items())},
+        by_strategy=dict(Counter(record.strategy for record in records)),
         records=tuple(records),
     )
 

@@ -48,8 +48,9 @@ def scenario_line(record: ScenarioRecord) -> str:
     if record.missed:
         parts.append(f"{count(record.missed, 'fault')} not done")
     word = "FAILED" if record.failed else "exact"
+    codec = record.strategy if record.codec is None else f"{record.strategy} in {record.codec}"
     return (
-        f"scenario {record.number}, {count(record.nodes, 'node')}, {record.codec}: {record.rounds_certified} of "
+        f"scenario {record.number}, {count(record.nodes, 'node')}, {codec}: {record.rounds_certified} of "
         f"{count(record.rounds, 'round')} {word}; {'; '.join(parts)}"
     )
 

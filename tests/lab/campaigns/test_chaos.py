@@ -16,7 +16,7 @@ from shoal.cli.main import execute
 from shoal.lab.campaigns import chaos
 from shoal.lab.campaigns.campaign_check import MACHINE_S
 from shoal.lab.campaigns.chaos import bound_of, judge, run_chaos
-from shoal.lab.campaigns.chaos_plan import KINDS, MOVES, PHASES, ROUNDS, draw_scenario, hand
+from shoal.lab.campaigns.chaos_plan import INNER_STEPS, KINDS, MOVES, PHASES, QUICKER, ROUNDS, draw_scenario, hand
 from shoal.lab.campaigns.chaos_report import ScenarioRecord, late_rounds, ok, report_of, to_json
 from shoal.lab.campaigns.settings import Chaos
 from shoal.lab.cli.chaos import scenario_line, summary
@@ -24,6 +24,8 @@ from shoal.node.options import Hold
 from shoal.node.reporting.events import Holding, Listening, RoundStarted
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
+from shoal.protocol.strategies.table import STRATEGIES
+from shoal.testnet import swarm
 from shoal.testnet.faults import TRANSFER_ROUNDS, FaultRecord, has_begun, holds_for
 from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import why_not
@@ -57,6 +59,13 @@ def test_a_scenario_follows_from_seed_and_number() -> None:
 def test_the_faults_of_a_scenario_are_those_of_its_cards_at_their_points() -> None:
     for number, scenario in enumerate(SCENARIOS, 1):
         points = {(fault.kind, fault.phase) for fault in scenario.faults}
+        if not scenario.synchronisation.certifies:
+            phases = (
+                {None} if scenario.synchronisation.shares_rollouts else {None, "train", "plan", "reduce", "certify"}
+            )
+            assert {phase for _, phase in points} <= phases
+            assert {kind for kind, _ in hand(3, number)} <= {kind for kind, _ in points}
+            continue
         for kind, phase in hand(3, number):
             assert (kind, phase) in points
             if phase == "repair":
@@ -65,6 +74,19 @@ def test_the_faults_of_a_scenario_are_those_of_its_cards_at_their_points() -> No
                 assert ("join", "train") in points, "there is somebody who fetches"
         progresses = [fault.progress for fault in scenario.faults if fault.phase in ("reduce", "transfer")]
         assert None not in progresses
+
+
+def test_every_strategy_line_and_size_is_drawn_and_what_comes_of_it_is_a_swarm() -> None:
+    assert Counter(scenario.strategy for scenario in SCENARIOS) == dict.fromkeys(STRATEGIES, 16)
+    sizes = {scenario.nodes for scenario in SCENARIOS}
+    assert (min(sizes), max(sizes)) == (4, 12)
+    assert sum(bool(scenario.behind_routers) for scenario in SCENARIOS) >= 12
+    assert sum(bool(scenario.uplinks) for scenario in SCENARIOS) >= 12
+    founders = [Identity.from_seed(bytes([index] * 32)).peer_id for index in range(12)]
+    for scenario in SCENARIOS:
+        sync = swarm.testnet_manifest(scenario, founders[: scenario.nodes]).sync
+        steps = 1 if scenario.synchronisation.exchanges_gradients else INNER_STEPS
+        assert scenario.synchronisation.shares_rollouts or sync.round_steps == steps, "rounds last as long"
 
 
 def test_a_swarm_can_survive_what_is_drawn() -> None:
@@ -78,12 +100,14 @@ def test_a_swarm_can_survive_what_is_drawn() -> None:
                 assert any(f.kind == "continue" and f.node == fault.node for f in scenario.faults)
             if fault.kind == "partition" and fault.duration_s is None:
                 assert len(fault.groups[0]) == 1, "the others have a majority"
-                [heal] = [f for f in scenario.faults if f.kind == "heal" and 0 < f.round - fault.round < 4]
+                within = 4 * (QUICKER if scenario.synchronisation.shares_rollouts else 1)
+                [heal] = [f for f in scenario.faults if f.kind == "heal" and 0 < f.round - fault.round < within]
                 assert scenario.held_node(heal) not in fault.groups[0], "who is apart does not come to that round"
             assert fault.node is None or fault.kind == "restart" or fault.target not in lost - {fault.node}
         founders = {index for index in lost if index < scenario.nodes}
         assert len(founders) <= scenario.nodes - 2
-        assert scenario.rounds == ROUNDS > max(fault.round for fault in scenario.faults)
+        rounds = ROUNDS * (QUICKER if scenario.synchronisation.shares_rollouts else 1)
+        assert scenario.rounds == rounds > max(fault.round for fault in scenario.faults)
 
 
 OF_A_NODE = ("kill", "leave", "stop", "cut", "slow", "throttle")
@@ -202,7 +226,7 @@ def test_a_faultless_scenario_passes_and_what_was_not_done_is_counted(tmp_path: 
     assert ok(report)
     assert (report.faults_done, report.faults_missed, report.by_kind["kill"].delay_s.median) == (1, 1, 1.5)  # type: ignore[union-attr]
     assert (report.by_phase["repair"].done, report.by_phase["repair"].missed) == (0, 1)
-    assert "4: 3 of 3 rounds exact; kill at reduce" in scenario_line(record).replace(", 3 nodes, int8", "")
+    assert "4: 3 of 3 rounds exact; kill at reduce" in scenario_line(record).replace(", 3 nodes, diloco in int8", "")
     assert summary(report, tmp_path)[-1] == "all is as it should be"
 
 
