@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Without it every process of a test that starts, and there are hundreds, would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types layers pytest ordeals docs release clean
+.PHONY: demo test lint types layers pytest ordeals proof proof-full docs release clean
 
 $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	tests/install_system_packages.sh
@@ -38,6 +38,14 @@ pytest: $(STAMP)
 # Real processes under every kind of trouble, and the wheel in an environment of its own: beyond the time of `make test`.
 ordeals: $(STAMP)
 	$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder -m long -o faulthandler_timeout=1800
+
+# Every claim in figures, by its command; one that holds of the code as it is, is not proven again. Hours.
+proof: $(STAMP)
+	$(BIN)/python -m shoal.lab.proof
+
+# The same with those that take hours each: before a release.
+proof-full: $(STAMP)
+	$(BIN)/python -m shoal.lab.proof --full
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --quiet

@@ -19,6 +19,7 @@ from shoal.lab import (
     modules_page,
     sizes_page,
 )
+from shoal.lab.proof import page as proof_page
 
 PAGES: Final[dict[str, Callable[[Path], str]]] = {
     "bounds.md": lambda _root: bounds_page.render(bounds_page.collect()),
@@ -27,6 +28,7 @@ PAGES: Final[dict[str, Callable[[Path], str]]] = {
     "events.md": lambda _root: events_page.render(),
     "manifest.md": lambda _root: manifest_page.render(),
     "messages.md": lambda root: messages_page.render(messages_page.entries(root / messages_page.LIST)),
+    "proof.md": proof_page.render,
     "modules.md": lambda _root: modules_page.render(modules_page.collect()),
     "sizes.md": lambda _root: sizes_page.render(),
 }

@@ -52,7 +52,7 @@ LATER: Final = 2
 """So many rounds after its beginning a stop, a pause or a partition ends, and who was corrupted starts on its disk."""
 ROUNDS: Final = FIRST_ROUND + GAP * MOVES + LATER
 SCENARIO_LIMIT: Final = 100_000
-QUICKER: Final = 10
+QUICKER: Final = 5
 """Rounds of rollouts are so much shorter than others, and so many more."""
 LINES: Final = ("near", "near", "routers", "home")
 HOME: Final = {"rate_mbit": 100.0, "up_mbit": 20.0, "delay_s": 0.015}

@@ -13,7 +13,7 @@ from shoal.lab.targets import Target
 MINUTES_LIMIT: Final = 20.0
 """No claim of `make proof` takes longer; those of `make proof-full` do."""
 
-ROUNDS: Final = ("protocol", "swarm", "collectives", "node/rounds", "node/lanes", "node/state", "node/training")
+ROUNDS: Final = ("protocol", "swarm", "collectives", "node/rounds", "node/state", "node/training")
 """Code that every certified round goes through."""
 NODE: Final = ("protocol", "swarm", "collectives", "node")
 ROLLOUTS: Final = ("protocol", "swarm", "node/sapo", "node/strategies", "node/training")
@@ -76,7 +76,7 @@ CLAIMS: Final[tuple[Claim, ...]] = (
     Claim(
         name="one lane",
         command="shoal bench lane",
-        code=("swarm", "node/lanes", "lab/bench/lane.py"),
+        code=("swarm/lanes", "lab/bench/lane.py"),
         why="through sockets a chunk takes some 500 calls of Python at its receiver",
     ),
     Claim(

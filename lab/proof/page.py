@@ -24,16 +24,9 @@ def render(root: Path, claims: Iterable[Claim] = CLAIMS) -> str:
     """The page, from the results of the checkout `root`."""
     claims = list(claims)
     results = read_results(root)
-    older = {
-        name for name, claim in _by_name(claims).items() if name in results and is_older(root, claim, results[name])
-    }
-    return "\n".join(
-        [HEAD, "## What is missed\n", *_missed(claims, results), "\n## All\n", *_all(claims, results, older)]
-    )
-
-
-def _by_name(claims: Iterable[Claim]) -> dict[str, Claim]:
-    return {claim.name: claim for claim in claims}
+    older = {one.name for one in claims if one.name in results and is_older(root, one, results[one.name])}
+    missed, everything = _missed(claims, results), _all(claims, results, older)
+    return "\n".join([HEAD, "## What is missed\n", *missed, "\n## All\n", *everything])
 
 
 def _missed(claims: Iterable[Claim], results: Mapping[str, Result]) -> list[str]:
