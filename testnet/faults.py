@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,8 @@ from shoal.testnet.nodes import NodeProcess
 from shoal.testnet.scenario import Fault, Scenario
 
 RESTART_DEADLINE_S: Final = 20.0
+FULL_END_S: Final = 10.0
+"""A node to whom a write failed has ended by then."""
 TRANSFER_ROUNDS: Final = 20
 """A node that fetches a state has begun to when the swarm is in the fault's round, or in one of so many from there."""
 
@@ -289,6 +292,25 @@ async def _corrupt(fault: Fault, swarm: Field) -> None:
         raise NetworkError(f"node {fault.target} has no state on its disk yet")
 
 
+async def _fill(fault: Fault, swarm: Field) -> None:
+    node = swarm.node(fault.target)
+    node.limit_files(0)
+    node.struck = "full"
+
+
+async def _make_room(fault: Fault, swarm: Field) -> None:
+    """Let files grow again, and start who ended of it, be it a moment later: a write may just have failed."""
+    node = swarm.node(fault.target)
+    if node.alive:
+        node.limit_files(resource.RLIM_INFINITY)
+        with trio.move_on_after(FULL_END_S):
+            await node.lives[-1].ended.wait()
+    if not node.alive:
+        await swarm.join(fault.target)
+    elif node.struck == "full":
+        node.struck = None
+
+
 def flip_bits(folder: Path, draw: random.Random) -> list[Path]:
     """Flip a bit of a value in every state and all finals in a node's folder; returns the files. Blocks.
 
@@ -323,6 +345,7 @@ _ACTIONS: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
     "heal": _heal,
     "slow": _slow,
     "corrupt": _corrupt,
+    "full": _fill,
     "cut": _cut,
 }
 
@@ -330,4 +353,5 @@ _UNDOING: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
     "throttle": _unthrottle,
     "partition": _join_up,
     "slow": _speed_up,
+    "full": _make_room,
 }

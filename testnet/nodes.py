@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import LOOPBACK, Place
 from shoal.testnet.parent_death import ended_with_parent
-from shoal.testnet.throttle import hold_to
+from shoal.testnet.throttle import hold_to, processes_of
 
 POLL_S: Final = 0.02
 REAP_DEADLINE_S: Final = 10.0
@@ -139,7 +140,7 @@ class Life:
 class NodeProcess:
     """One node: its folder and, while it has one, its process.
 
-    `struck` says what a fault did to it last ("killed" or "left"), None if nothing that explains its end.
+    `struck` says what a fault did to it last ("killed", "left" or "full"), None if nothing that explains its end.
     """
 
     def __init__(self, index: int, folder: Path, journal: Journal, runtime: Runtime) -> None:
@@ -225,6 +226,18 @@ class NodeProcess:
         self._share = share
         self._share_changed.set()
         self._share_changed = trio.Event()
+
+    def limit_files(self, limit: int) -> None:
+        """Let no file of the node and its trainer grow beyond so many bytes; `resource.RLIM_INFINITY` ends that.
+
+        Blocks for some milliseconds. Raises NetworkError if it has no process.
+        """
+        if not self.alive:
+            raise NetworkError(f"node {self.index} is not running")
+        for process in processes_of(self.lives[-1].pid):
+            with contextlib.suppress(ProcessLookupError):  # one that ended this moment
+                _, most = resource.prlimit(process, resource.RLIMIT_FSIZE)
+                resource.prlimit(process, resource.RLIMIT_FSIZE, (limit, most))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the node and its trainer. Raises NetworkError if it has no process, or was killed."""

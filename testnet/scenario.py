@@ -46,11 +46,11 @@ THROTTLED_SHARE: Final = 0.05
 
 Kind = Literal[
     "kill", "stop", "continue", "leave", "join", "restart", "pause", "resume", "throttle", "partition", "heal", "slow",
-    "corrupt", "cut",
+    "corrupt", "full", "cut",
 ]  # fmt: skip
 Phase = Literal["train", "plan", "reduce", "repair", "certify", "transfer"]
 
-_LASTING: Final = ("stop", "restart", "throttle", "partition", "slow")
+_LASTING: Final = ("stop", "restart", "throttle", "partition", "slow", "full")
 _ENDING: Final = ("kill", "stop", "continue", "leave", "restart")
 _NODELESS: Final = ("join", "partition", "heal")
 _LINKS: Final = ("partition", "heal", "slow")
@@ -62,8 +62,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One thing done to the swarm from outside, when `round` begins or exactly at a point of one of its phases.
 
     node: whom it strikes; for a join, the index that the newcomer gets. duration_s: how long a stop, a throttle, a
-    partition or a slow lasts (left out: until a `continue` or a `heal`, or the end), or how long a restart waits before
-    the start; the other kinds are over at once, and have none whatever is said.
+    partition, a slow or a full disk lasts (left out: until a `continue` or a `heal`, or the end), or how long a restart
+    waits before the start; the other kinds are over at once, and have none whatever is said.
 
     pause: the node stops training, as its user may have it, and follows the rounds without contributing, until a
     resume.
@@ -71,7 +71,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     said.
     partition: nodes of different `groups` do not reach each other (who is in none reaches all); `traffic` says what
     does not pass. heal: ends every partition and slow. slow: the node's link carries `rate_mbit`, or
-    `SLOW_RATE_MBIT` where none is said. corrupt: a bit in every state and every final on its disk is flipped. cut: all
+    `SLOW_RATE_MBIT` where none is said. corrupt: a bit in every state and every final on its disk is flipped. full: no
+    file of the node and its trainer can grow, as on a full disk; who ends of it is started again after that. cut: all
     its lanes break, and nobody dies of it.
     """
 

@@ -42,7 +42,7 @@ class Quotas:
             (own / "cpu.cfs_period_us").write_text(str(period))
             (own / "cpu.cfs_quota_us").write_text(str(quota))
         moved: set[int] = set()
-        while found := set(_processes_of(group)) - moved:  # one may fork before it is moved
+        while found := set(processes_of(group)) - moved:  # one may fork before it is moved
             _move(found, own)
             moved |= found
         return own
@@ -55,7 +55,8 @@ class Quotas:
             own.rmdir()
 
 
-def _processes_of(group: int) -> Iterator[int]:
+def processes_of(group: int) -> Iterator[int]:
+    """The processes of a process group."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(ProcessLookupError):

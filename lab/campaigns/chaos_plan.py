@@ -36,7 +36,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 LOSING: Final = ("kill", "leave", "continue", "pause", "resume")
 """Moves in which a node is gone for good, or until some later round."""
-LASTING: Final = ("stop", "restart", "throttle", "slow")
+LASTING: Final = ("stop", "restart", "throttle", "slow", "full")
 """Kinds of a single node that are undone after a while."""
 ENDING: Final = ("continue", "heal", "resume")
 """Kinds that end what began some rounds before."""

@@ -70,7 +70,7 @@ def test_documents_build_with_every_link_checked(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     pages = {path.stem for path in (tmp_path / "site").glob("*.html")} - {"404"}
-    made = {"bounds", "commands", "errors", "events", "manifest", "messages", "modules", "sizes"}
+    made = {"bounds", "commands", "errors", "events", "manifest", "messages", "modules", "proof", "sizes"}
     assert pages == {path.stem for path in (ROOT / "docs").glob("*.md")} | made
     assert "is not the address of a node" in (tmp_path / "site" / "errors.html").read_text()
 

@@ -35,16 +35,16 @@ from shoal.testnet.scenario import Fault, Scenario
 from tests.testnet.test_swarm import fakes
 
 SCENARIOS = [draw_scenario(3, number) for number in range(1, 97)]
-"""Four decks of 72 cards, in hands of three."""
+"""Decks of 90 cards, in hands of three."""
 
 
 # -- what is drawn -------------------------------------------------------------------------------------------
 
 
 def test_every_kind_meets_every_phase_before_any_meets_it_twice() -> None:
-    dealt = [card for number in range(1, 29) for card in hand(3, number)]
+    dealt = [card for number in range(1, 31) for card in hand(3, number)]
     assert len(dealt) == len(set(dealt)) == len(KINDS) * len(PHASES)
-    assert Counter(card for number in range(1, 113) for card in hand(3, number)) == Counter(
+    assert Counter(card for number in range(1, 121) for card in hand(3, number)) == Counter(
         {(kind, phase): 4 for kind in KINDS for phase in PHASES}
     )
 
