@@ -42,8 +42,6 @@ CODECS: Final[tuple[str, ...]] = ("fp32", "bf16", "int8", "int4")
 """Those that campaigns draw of when nothing is said: another would make other runs of every seed."""
 CERTIFYING: Final = tuple(name for name, strategy in STRATEGIES.items() if strategy.certifies)
 """Strategies whose rounds can be judged: all hold one state, and a majority certifies each."""
-FRAGMENTS: Final = {name: int(str(strategy.defaults({}).get("fragments", 1))) for name, strategy in STRATEGIES.items()}
-"""So many rounds a strategy has in its inner steps."""
 PEERS: Final = (3, 4, 5, 6)
 PEERS_LIMIT: Final = 16
 RUN_LIMIT: Final = 10_000
@@ -110,6 +108,14 @@ class Mix:
 SHORT_MIX: Final = Mix(stop_s=(0.5, 2.0), anywhere=False)
 
 
+def paced(strategy: str, steps: int, step_s: float) -> tuple[int, float]:
+    """(inner steps, seconds of one) with which a round of this strategy lasts as long as so many of so long."""
+    chosen = STRATEGIES[strategy]
+    if chosen.exchanges_gradients:
+        return 1, steps * step_s
+    return steps * int(str(chosen.defaults({}).get("fragments", 1))), step_s
+
+
 def groups_of(
     peers: Sequence[int], codecs: Sequence[str], strategies: Sequence[str], *, short: bool = False
 ) -> tuple[Group, ...]:
@@ -124,8 +130,7 @@ def groups_of(
         if codec not in DENSE:
             raise ConfigError(f"--codecs: there is no codec {codec!r}; choose of {', '.join(DENSE)}")
     for name in set(strategies).difference(CERTIFYING):
-        said = f"no strategy {name!r} whose rounds are certified"
-        raise ConfigError(f"--strategies: there is {said}; choose of {', '.join(CERTIFYING)}")
+        raise ConfigError(f"rounds of strategy {name!r} are not certified; choose of {', '.join(CERTIFYING)}")
     counts, names, ways = list(dict.fromkeys(peers)), list(dict.fromkeys(codecs)), list(dict.fromkeys(strategies))
     if not counts or not names or not ways:
         return ()

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.lab.campaigns.campaign_plan import FRAGMENTS, Group
+from shoal.lab.campaigns.campaign_plan import Group, paced
 from shoal.lab.fleet import START_DEADLINE_S, TOGETHER, Swarm
 from shoal.lab.waiting_workload import WORKLOAD_NAME as PACED_REGRESSION
 from shoal.node.reporting.events import CaughtUp, Certified, Listening, RoundStarted
@@ -196,17 +196,23 @@ def campaign_manifest(
 ) -> Manifest:
     """Manifest of short rounds over many small chunks; the protocol's own deadlines, and the strategy's own settings.
 
-    A round of one step, as with `ddp`, takes as long as the others' many; one of a fragment has as many as theirs.
+    inner_steps: of a round. Where it is one, as with `ddp`, that takes as long as those of a short campaign.
     """
-    sync: dict[str, object] = {"strategy": group.strategy, "codec": group.codec, "balance": False}
     if STRATEGIES[group.strategy].exchanges_gradients:
-        workload, options = PACED_REGRESSION, {**MODEL, "step_s": PACED_STEPS * PACED_STEP_S}
+        workload = PACED_REGRESSION
+        inner_steps, step_s = paced(group.strategy, PACED_STEPS, PACED_STEP_S)
+        options = {**MODEL, "step_s": step_s}
     else:
-        sync["inner_steps"] = inner_steps * FRAGMENTS[group.strategy]
+        inner_steps, _ = paced(group.strategy, inner_steps, 0.0)
     tables: dict[str, object] = {
         "swarm": {"name": "campaign", "founders": founders, "admission": "open"},
         "workload": {"name": workload, "seed": seed, "options": dict(options)},
-        "sync": sync,
+        "sync": {
+            "strategy": group.strategy,
+            "inner_steps": inner_steps,
+            "codec": group.codec,
+            "balance": False,
+        },
         "round": {"chunk_values": CHUNK_VALUES, "grace_s": GRACE_S, "reduce_deadline_s": REDUCE_DEADLINE_S},
     }
     return validate_manifest(tables, source="the campaign's manifest")

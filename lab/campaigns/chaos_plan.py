@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar, get_args
 
 from msgspec.structs import replace
 
-from shoal.lab.campaigns.campaign_plan import CODECS, FRAGMENTS
+from shoal.lab.campaigns.campaign_plan import CODECS, paced
 from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.strategies.table import STRATEGIES
@@ -115,7 +115,7 @@ def draw_scenario(seed: int, number: int) -> Scenario:
             ),
             **lines,
         )
-    gradients = STRATEGIES[name].exchanges_gradients
+    inner_steps, step_s = paced(name, INNER_STEPS, STEP_S)
     return Scenario(
         nodes=nodes,
         rounds=ROUNDS,
@@ -123,8 +123,8 @@ def draw_scenario(seed: int, number: int) -> Scenario:
         strategy=name,
         codec=None if STRATEGIES[name].exchanges_models else STRATEGIES[name].own_codec or codec,
         workload=WORKLOAD_NAME,
-        options={**MODEL, "step_s": STEP_S * INNER_STEPS if gradients else STEP_S},
-        inner_steps=1 if gradients else INNER_STEPS * FRAGMENTS[name],
+        options={**MODEL, "step_s": step_s},
+        inner_steps=inner_steps,
         round={"chunk_values": CHUNK_VALUES},
         faults=tuple(cast.faults if STRATEGIES[name].certifies else map(_without_votes, cast.faults)),
         **lines,

@@ -64,6 +64,8 @@ class Chaos(Spec):
 class Soak(Spec):
     """Options of `shoal soak`: `nodes` train for `minutes` with a fault every `period_s`, in steps of `step_s` each."""
 
+    strategy: Annotated[str, Option("--strategy", help="How they synchronise, certifying each round.")] = "diloco"
+
     minutes: Annotated[float, Option("--minutes", help="How long.")] = 120.0
     nodes: Annotated[int, Option("--nodes", help="How many nodes.")] = 4
     seed: Annotated[int, Option("--seed", help="Which faults, and whom they strike.")] = 1

@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bound_s
-from shoal.lab.campaigns.campaign_plan import Group
+from shoal.lab.campaigns.campaign_plan import Group, groups_of, paced
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
 from shoal.lab.campaigns.rounds import RoundJudge
 from shoal.lab.campaigns.settings import Soak
@@ -60,10 +60,16 @@ def drawn(soak: Soak, *, links: bool) -> tuple[SoakFault, ...]:
 
 def soak_manifest(soak: Soak, group: Group, seed: int, founders: list[PeerId]) -> Manifest:
     """Manifest of rounds of a few seconds that cost next to nothing; the protocol's own deadlines."""
+    inner_steps, step_s = paced(group.strategy, INNER_STEPS, soak.step_s)
     tables: dict[str, object] = {
         "swarm": {"name": "soak", "founders": founders, "admission": "open"},
-        "workload": {"name": WORKLOAD_NAME, "seed": seed, "options": {**MODEL, "step_s": soak.step_s}},
-        "sync": {"inner_steps": INNER_STEPS, "codec": group.codec, "balance": False},
+        "workload": {"name": WORKLOAD_NAME, "seed": seed, "options": {**MODEL, "step_s": step_s}},
+        "sync": {
+            "strategy": group.strategy,
+            "inner_steps": inner_steps,
+            "codec": group.codec,
+            "balance": False,
+        },
         "round": {"chunk_values": CHUNK_VALUES},
     }
     return validate_manifest(tables, source="the soak's manifest")
@@ -76,9 +82,9 @@ async def run_soak(soak: Soak, out: Path, on_strike: Callable[[SoakFaultRecord],
     signal ended it. Cancellation: all processes are killed and reaped; no report.
     """
     without_links = why_not()
+    (group,) = groups_of((soak.nodes,), (CODEC,), (soak.strategy,))
     strikes = drawn(soak, links=without_links is None)
     out = await trio.to_thread.run_sync(new_run, out)
-    group = Group(peers=soak.nodes, codec=CODEC)
     with ExitStack() as stack:
         links = None if without_links else stack.enter_context(network(soak.nodes))
         samples = stack.enter_context((out / "samples.jsonl").open("wb"))
@@ -247,6 +253,7 @@ class _Course:
         return SoakReport(
             seed=soak.seed,
             nodes=soak.nodes,
+            strategy=soak.strategy,
             minutes=soak.minutes,
             period_s=soak.period_s,
             seconds=round(seconds, 1),

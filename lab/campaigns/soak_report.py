@@ -31,6 +31,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     nodes: int
+    strategy: str
     minutes: float
     period_s: float
     seconds: float

@@ -182,4 +182,17 @@ CLAIMS: Final[tuple[Claim, ...]] = (
         code=("protocol", "lab/simulate"),
         full=True,
     ),
+    Claim(name="mutated messages", command="python -m tests.fuzz.campaign --count 100000", code=NODE),
+    Claim(
+        name="mutated messages, a million",
+        command="python -m tests.fuzz.campaign --count 1000000",
+        code=NODE,
+        full=True,
+    ),
+    Claim(
+        name="planted bugs, each seen by its test",
+        command="python -m tests.planted",
+        code=(*NODE, "testnet", "tests/planted"),
+        full=True,
+    ),
 )

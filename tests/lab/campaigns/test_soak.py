@@ -15,7 +15,7 @@ import trio
 
 from shoal.cli.main import execute
 from shoal.lab.campaigns.campaign_check import MACHINE_S
-from shoal.lab.campaigns.campaign_plan import Group
+from shoal.lab.campaigns.campaign_plan import CERTIFYING, Group, groups_of
 from shoal.lab.campaigns.rounds import MARGIN, RoundJudge
 from shoal.lab.campaigns.settings import Soak
 from shoal.lab.campaigns.soak import drawn, gap_bound_s, run_soak, soak_manifest
@@ -360,6 +360,7 @@ STRIKE = SoakFault(number=3, at_s=180.0, kind="kill", nodes=(2,), lasts_s=8.1)
 GOOD = SoakReport(
     seed=1,
     nodes=4,
+    strategy="diloco",
     minutes=120.0,
     period_s=60.0,
     seconds=7201.0,
@@ -424,6 +425,20 @@ def test_the_bound_between_two_rounds_is_of_one_fault_and_grows_with_load() -> N
 def test_the_manifest_says_how_long_a_step_takes() -> None:
     manifest = soak_manifest(Soak(step_s=0.5), Group(peers=3, codec="int8"), 7, list(PEERS))
     assert (manifest.workload.options["step_s"], manifest.workload.seed) == (0.5, 7)
+
+
+def test_a_soak_is_of_any_strategy_whose_rounds_are_certified_and_its_rounds_last_as_long(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for strategy in CERTIFYING:
+        (group,) = groups_of((3,), ("int8",), (strategy,))
+        manifest = soak_manifest(Soak(strategy=strategy), group, 7, list(PEERS))
+        step_s = manifest.workload.options["step_s"]
+        assert isinstance(step_s, float)
+        assert manifest.sync.round_steps * step_s == pytest.approx(4.0), strategy
+    assert execute(["soak", "--strategy", "gossip", "--out", str(tmp_path / "out")]) == 2
+    assert "rounds of strategy 'gossip' are not certified" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_earlier_soak_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
