@@ -66,6 +66,7 @@ CHAOS: Final = _none(
     unverified="not verified",
 )
 SOAK: Final = _none(wrong_values="wrong values", forks="forks", broken_votes="broken votes", unverified="not verified")
+FUZZED: Final = _none(findings="what no handler caught")
 EXPLORED: Final = _none(violations="violations")
 SHORT_TRAINING: Final = "shoal bench train --nodes 4 --tokens 819200"
 WIRE: Final = (*ROUNDS, "lab/bench/train.py", "lab/bench/train_swarm.py")
@@ -160,33 +161,44 @@ CLAIMS: Final[tuple[Claim, ...]] = (
         name="agreement, all schedules of four",
         command="shoal explore agreement --members 4 --crashes 0 --plans 1",
         code=("protocol",),
+        wanted=EXPLORED,
     ),
     Claim(
         name="agreement, voters changed",
         command="shoal explore agreement --members 4 --strangers 1 --crashes 0 --changing",
         code=("protocol",),
+        wanted=EXPLORED,
     ),
     Claim(
         name="agreement beside a liar",
         command="shoal explore agreement --quorum lying --members 4 --views 2 --plans 1 --crashes 0 --liars 1 --liar 1",
         code=("protocol",),
+        wanted=EXPLORED,
     ),
     Claim(
         name="simulated swarms",
         command="python -m shoal.lab.simulate.many --seeds 1000",
         code=("protocol", "lab/simulate"),
+        wanted=EXPLORED,
     ),
     Claim(
         name="simulated swarms, by the thousand",
         command="python -m shoal.lab.simulate.many --seeds 20000",
         code=("protocol", "lab/simulate"),
+        wanted=EXPLORED,
         full=True,
     ),
-    Claim(name="mutated messages", command="python -m tests.fuzz.campaign --count 100000", code=NODE),
+    Claim(
+        name="mutated messages",
+        command="python -m tests.fuzz.campaign --count 100000",
+        code=NODE,
+        wanted=FUZZED,
+    ),
     Claim(
         name="mutated messages, a million",
         command="python -m tests.fuzz.campaign --count 1000000",
         code=NODE,
+        wanted=FUZZED,
         full=True,
     ),
     Claim(
