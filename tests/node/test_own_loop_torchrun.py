@@ -45,7 +45,7 @@ def held_out(model):
 
 with join(model, optimizer, "swarm.toml", data_dir=folder, peers=peers, evaluate=held_out) as swarm:
     own, part = torch.Generator().manual_seed(len(peers)), 32 // size
-    sys.stdout.write(f"ranks {size} stand on {swarm.round}\n")  # whole: other ranks write to it too
+    sys.stdout.write(f"ranks {size} stand on {swarm.round}\\n")  # whole: other ranks write to it too
     sys.stdout.flush()
     while swarm.active:
         x = torch.randn(32, 8, generator=own)[rank * part : (rank + 1) * part]
@@ -54,7 +54,7 @@ with join(model, optimizer, "swarm.toml", data_dir=folder, peers=peers, evaluate
         optimizer.step()
         optimizer.zero_grad()
         swarm.step(tokens=len(x), loss=loss)
-    sys.stdout.write(f"ranks {size} ended {swarm.over} {swarm.round}\n")
+    sys.stdout.write(f"ranks {size} ended {swarm.over} {swarm.round}\\n")
     sys.stdout.flush()
 if distributed.is_initialized():
     distributed.destroy_process_group()

@@ -37,7 +37,8 @@ SHELL: tuple[Bug, ...] = (
     ),
     bug(
         "who waits for a turn that the disk ended goes on with nothing",
-        "tests/node/test_box_failures.py::test_nodes_whose_disks_fail_at_random_let_nothing_out_that_is_not_safe",
+        "tests/node/rounds/test_inbox.py"
+        "::test_who_waits_for_a_turn_that_the_disk_ended_never_goes_on_and_others_hear_its_error",
         """
             self.error = error
         self.over.set()

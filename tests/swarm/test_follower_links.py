@@ -80,6 +80,9 @@ async def test_member_has_a_few_places_for_followers_who_link_each_other_and_who
         await until(lambda: gone.peer not in members[0].linked())
         assert gone.peer not in members[0].members.alive(), "nobody waits for it"
         assert not members[0].says("died", gone)
+        for member in members:
+            member.members._dialling.look(trio.current_time())
+            assert ids.isdisjoint(member.members._dialling._dials), "not at its next look either"
         assert ids.isdisjoint(peer for who, peer in dialled if who in {m.peer for m in members})
     assert max(most) == PLACES
 

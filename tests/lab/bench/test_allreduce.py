@@ -57,8 +57,7 @@ def test_a_run_gives_every_figure_and_each_is_what_it_must_be(tmp_path: Path) ->
 def test_a_killed_node_spoils_no_value_and_its_delay_is_told(tmp_path: Path) -> None:
     bench = Bench(peers=3, numel=NUMEL, iters=1, fault="sigkill", inspect=False)
     result = run(bench, tmp_path)
-    assert (result.identical, result.exact, result.ok) == (True, True, True)
-    assert 0 < (result.max_abs_error or 0.0) < 1e-6
+    assert (result.identical, result.exact, result.ok) == (True, None, True), "only the struck round is looked at"
     fault = result.fault
     assert (fault.kind, fault.survivors_identical, fault.exact, len(fault.delays_s)) == ("sigkill", True, True, 1)
     assert abs(fault.delay_s) < 30

@@ -38,6 +38,6 @@ def test_newcomers_fetch_the_state_of_real_nodes(capsys: pytest.CaptureFixture[s
     found = json.loads(capsys.readouterr().out)
     assert found.keys() >= REQUIRED
     assert (found["state_mb"], found["donors"], len(found["runs_s"])) == (8, 2, 1)
-    assert found["mb_per_s"] == pytest.approx(8 / found["seconds"], rel=0.01)
+    assert found["mb_per_s"] == pytest.approx(8 / found["seconds"], abs=0.06)
     assert found["lane_mb_per_s"] > 1
     assert found["donor_rate_ratio"] < 1

@@ -99,7 +99,8 @@ def test_nodes_train_on_each_others_groups_and_one_that_was_killed_goes_on_where
         known = status["rollouts"]
         assert (status["digest"], known["role"], status["round"] > 3) == (None, "train", True)
         assert len(announced) < sum(announced) <= known["made"]
-        assert sum(announced) <= 3 * len(announced)  # of its three groups, those whose rewards vary
+        # Of its three groups, and of those in place of two that nobody brought in time, the ones whose rewards vary.
+        assert max(announced) <= 5
         assert 0 < known["taken"] <= known["pulled"]
         leave(one)
         goes_on(sampler)
