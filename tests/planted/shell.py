@@ -36,9 +36,9 @@ SHELL: tuple[Bug, ...] = (
         "resumption.find(chain, countable=True, staleness_rounds=staleness)",
     ),
     bug(
-        "who waits for a turn that the disk ended goes on with nothing",
+        "who waits for a turn that ended the engine goes on with nothing",
         "tests/node/rounds/test_inbox.py"
-        "::test_who_waits_for_a_turn_that_the_disk_ended_never_goes_on_and_others_hear_its_error",
+        "::test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_others_hear_its_error",
         """
             self.error = error
         self.over.set()

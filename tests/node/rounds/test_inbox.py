@@ -15,7 +15,7 @@ import trio.testing
 
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.inbox import NEIGHBOURS_BEGIN_S, RESTING_TICK_S, TICK_S, Inbox, ToHandle, Turn
-from shoal.protocol.errors import RemoteError, StorageError
+from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Linked, Received, SetPaused, Tick
 from shoal.protocol.messages import NO_HASH, Leave, Message, Term
@@ -157,14 +157,14 @@ def test_engine_ticks_seldom_when_its_member_rests_and_its_phase_is_shown(
     assert engine._tick_s() == tick_s
 
 
-async def test_who_waits_for_a_turn_that_the_disk_ended_never_goes_on_and_others_hear_its_error() -> None:
+async def test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_others_hear_its_error() -> None:
     async def fail(error: Exception) -> None:
         raise error
 
     refused = Turn(lambda: fail(RemoteError("no such state")))
     await refused.take()
     assert (refused.over.is_set(), str(refused.error)) == (True, "no such state")
-    ended = Turn(lambda: fail(StorageError("the disk is full")))
-    with pytest.raises(StorageError, match="the disk is full"):
+    ended = Turn(lambda: fail(LocalError("two values in one round")))
+    with pytest.raises(LocalError, match="two values in one round"):
         await ended.take()  # it ends the engine, and with it who waits
     assert not ended.over.is_set()
