@@ -33,8 +33,6 @@ from typing import Any, BinaryIO, NoReturn
 
 import msgspec
 
-from shoal.node.single_number import single_number
-
 CLOSED_BELOW = 1 << 16
 RESULT_DESCRIPTOR = 3
 FRAME_LIMIT_BYTES = 4 << 20
@@ -271,6 +269,8 @@ def _refuse_execution() -> None:
 
 
 def _score_one(job: Job, text: bytes, line_in: Callable[[TracebackType | None], int]) -> tuple[float, int]:
+    from shoal.node.single_number import single_number  # imported by `_start`, by the path of who started this
+
     try:
         number = single_number(job.family.score(job.task, text.decode()))
         return math.nan if number is None else number, 0
@@ -297,7 +297,8 @@ def _follow(worker: Worker, order: Score) -> Reply:
 def _start(begin: Begin) -> tuple[Worker | None, Reply]:
     sys.path[:] = begin.path
     try:
-        importlib.import_module("shoal.node.sapo.scorer_faults")  # for the children
+        for needed in ("shoal.node.sapo.scorer_faults", "shoal.node.single_number"):
+            importlib.import_module(needed)  # for the children
         from shoal.node.sapo.sandbox_filter import die_with_parent, own_namespaces, self_test
 
         die_with_parent()  # a family that never returns notices no closed pipe

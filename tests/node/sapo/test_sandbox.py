@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from shoal.node.sapo import sandbox_process
 from shoal.node.sapo.sandbox import Sandbox
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scoring import Scorer
@@ -276,6 +277,11 @@ def test_sandbox_ends_with_the_process_that_started_it_while_a_family_never_answ
     finally:
         with suppress(psutil.NoSuchProcess):
             sandbox.kill()
+
+
+def test_sandbox_takes_the_product_from_where_its_parent_has_it_and_not_from_what_is_installed() -> None:
+    program = Path(sandbox_process.__file__).read_text()
+    assert not [line for line in program.splitlines() if line.startswith(("import shoal", "from shoal"))]
 
 
 def test_sandbox_family_has_imported_what_it_needs_before_it_is_locked(source: TaskSource, scorer: Scorer) -> None:
