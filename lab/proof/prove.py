@@ -37,7 +37,8 @@ def prove(claim: Claim, root: Path) -> Result:
     Raises ConfigError where the code in question is not committed, since the result could not name it.
     """
     if files := changed(root, claim):
-        raise ConfigError(f"commit {files[0].split()[-1]} first: a result names the commit of the code that ran")
+        file = files[0].split()[-1]
+        raise ConfigError(f"{file} is not committed, and a result names the commit of its code; run it once that is")
     commit, machine, began = commit_of(root), this_machine(), time.monotonic()
     limit_s = 60 * (FULL_MINUTES if claim.full else claim.minutes)
     with tempfile.TemporaryDirectory(prefix="shoal-proof-") as folder:

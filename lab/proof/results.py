@@ -72,7 +72,7 @@ def commit_of(root: Path) -> str:
     """The commit that the tree is at. Raises ConfigError outside a repository."""
     done = _git(root, "rev-parse", "HEAD")
     if done.returncode:
-        raise ConfigError(f"{root} is no checkout of the repository; results name the commit that they are of")
+        raise ConfigError(f"{root} is no checkout of the repository, and results name a commit; run it in one")
     return done.stdout.strip()[:SHORT_COMMIT]
 
 

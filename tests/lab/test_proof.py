@@ -131,7 +131,7 @@ def test_what_is_proven_of_the_code_as_it_is_is_not_proven_again(
 def test_code_that_is_not_committed_is_not_proven(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "code" / "module.py").write_text("two\n")
     assert main([], claims=(saying("good", {"rows": rows(1.0)}),)) == 2
-    assert "commit code/module.py first" in capsys.readouterr().err
+    assert "code/module.py is not committed" in capsys.readouterr().err
     assert read_results(root) == {}
 
 
