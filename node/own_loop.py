@@ -348,7 +348,7 @@ class Swarm:
         return {}
 
     def _names_of(self, peers: Sequence[str]) -> list[str]:
-        """What other nodes are called; the daemon is asked where one is new."""
+        """The names of other nodes, asked of the daemon where one is new."""
         if not self._names.keys() >= set(peers):
             names = self._status().get("names")
             self._names = {peer: called(peer, names if isinstance(names, dict) else {}) for peer in peers}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from shoal.lab.bench.hostile_spec import KINDS as HOSTILE_KINDS
@@ -19,7 +19,7 @@ NODE: Final = ("protocol", "swarm", "collectives", "node")
 ROLLOUTS: Final = ("protocol", "swarm", "node/sapo", "node/strategies", "node/training")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Claim:
     """One command and what is claimed of it.
 
@@ -32,6 +32,7 @@ class Claim:
     name: str
     command: str
     code: tuple[str, ...]
+    _: KW_ONLY
     wanted: Mapping[str, Target] = field(default_factory=dict)
     minutes: float = MINUTES_LIMIT
     why: str = ""
@@ -48,163 +49,122 @@ def _none(**named: str) -> dict[str, Target]:
     return {key: Target(name=name, most=0) for key, name in named.items()}
 
 
-CAMPAIGN: Final = _none(
-    wrong_values="wrong values",
-    forks="forks",
-    broken_votes="broken votes",
-    late_rounds="late rounds",
-    unverified="not verified",
-    unrecovered="not recovered",
-    evicted_survivors="survivors evicted",
-    unaffected_absent="unaffected absent",
-)
-CHAOS: Final = _none(
-    wrong_values="wrong values",
-    forks="forks",
-    broken_votes="broken votes",
-    late_rounds="late rounds",
-    unverified="not verified",
-)
 SOAK: Final = _none(wrong_values="wrong values", forks="forks", broken_votes="broken votes", unverified="not verified")
+CHAOS: Final = SOAK | _none(late_rounds="late rounds")
+CAMPAIGN: Final = CHAOS | _none(
+    unrecovered="not recovered", evicted_survivors="survivors evicted", unaffected_absent="unaffected absent"
+)
 FUZZED: Final = _none(findings="what no handler caught")
 EXPLORED: Final = _none(violations="violations")
+SIMULATED: Final = "python -m shoal.lab.simulate.many --seeds"
+MUTATED: Final = "python -m tests.fuzz.campaign --count"
 SHORT_TRAINING: Final = "shoal bench train --nodes 4 --tokens 819200"
 WIRE: Final = (*ROUNDS, "lab/bench/train.py", "lab/bench/train_swarm.py")
 
 CLAIMS: Final[tuple[Claim, ...]] = (
-    Claim(name="a kill in mid-reduce", command="shoal bench allreduce --peers 4 --fault sigkill", code=ROUNDS),
-    Claim(name="a stop in mid-reduce", command="shoal bench allreduce --peers 4 --fault sigstop", code=ROUNDS),
+    Claim("a kill in mid-reduce", "shoal bench allreduce --peers 4 --fault sigkill", ROUNDS),
+    Claim("a stop in mid-reduce", "shoal bench allreduce --peers 4 --fault sigstop", ROUNDS),
     Claim(
-        name="one lane",
-        command="shoal bench lane",
-        code=("swarm/lanes", "lab/bench/lane.py"),
+        "one lane",
+        "shoal bench lane",
+        ("swarm/lanes", "lab/bench/lane.py"),
         why="through sockets a chunk takes some 500 calls of Python at its receiver",
     ),
     Claim(
-        name="a line between continents",
-        command="shoal bench wan --profile intercontinental",
-        code=ROUNDS,
+        "a line between continents",
+        "shoal bench wan --profile intercontinental",
+        ROUNDS,
         why="BBR takes a fifth of the time measured to find the line's rate",
     ),
-    Claim(name="a line across a continent", command="shoal bench wan --profile continental", code=ROUNDS),
-    Claim(name="faults by the dozen", command="shoal campaign --runs 64", code=NODE, wanted=CAMPAIGN),
-    Claim(name="faults by the hundred", command="shoal campaign --runs 300", code=NODE, wanted=CAMPAIGN, full=True),
-    Claim(name="chaos", command="shoal chaos --minutes 15", code=NODE, wanted=CHAOS),
-    Claim(name="two hours of chaos", command="shoal chaos --minutes 120", code=NODE, wanted=CHAOS, full=True),
-    Claim(name="two hours with a fault a minute", command="shoal soak", code=NODE, wanted=SOAK, full=True),
+    Claim("a line across a continent", "shoal bench wan --profile continental", ROUNDS),
+    Claim("faults by the dozen", "shoal campaign --runs 64", NODE, wanted=CAMPAIGN),
+    Claim("faults by the hundred", "shoal campaign --runs 300", NODE, wanted=CAMPAIGN, full=True),
+    Claim("chaos", "shoal chaos --minutes 15", NODE, wanted=CHAOS),
+    Claim("two hours of chaos", "shoal chaos --minutes 120", NODE, wanted=CHAOS, full=True),
+    Claim("two hours with a fault a minute", "shoal soak", NODE, wanted=SOAK, full=True),
     Claim(
-        name="failures by Poisson",
-        command="shoal bench goodput --minutes 3",
-        code=NODE,
+        "failures by Poisson",
+        "shoal bench goodput --minutes 3",
+        NODE,
         why="steps of a trainer that is killed are lost up to its last snapshot, and all stand still at a round's end",
     ),
     *(
         Claim(
-            name=f"an attacker: {kind}",
-            command=f"shoal bench hostile --kind {kind}",
-            code=(*NODE, "lab/bench/hostile_member.py", "lab/bench/hostile_stranger.py", "lab/bench/hostile_silent.py"),
+            f"an attacker: {kind}",
+            f"shoal bench hostile --kind {kind}",
+            (*NODE, "lab/bench/hostile_member.py", "lab/bench/hostile_stranger.py", "lab/bench/hostile_silent.py"),
         )
         for kind in HOSTILE_KINDS
     ),
+    Claim("16 nodes that train", "shoal bench scale --nodes 16 --trainers regression --rounds 6", NODE),
     Claim(
-        name="16 nodes that train",
-        command="shoal bench scale --nodes 16 --trainers regression --rounds 6",
-        code=NODE,
+        "32 nodes that train", "shoal bench scale --nodes 32 --trainers regression --rounds 6", NODE, why="two cores"
     ),
+    Claim("half of 12 nodes stopped", "shoal bench scale --nodes 12 --stopped 6 --seconds 30", NODE),
+    Claim("one of 12 held to a twentieth", "shoal bench scale --nodes 12 --held 1", NODE),
+    Claim("two and two apart", "shoal bench scale --nodes 4 --apart 2 --seconds 30", NODE),
+    Claim("64 daemons that share rollouts", "shoal bench crowd --nodes 64 --minutes 5", ROLLOUTS),
+    Claim("128 daemons that share rollouts", "shoal bench crowd", ROLLOUTS),
+    Claim("a daemon's memory", "shoal bench memory", NODE),
+    Claim("a node's memory, AdamW", "shoal bench memory --optimizer adamw", NODE),
+    Claim("a node's memory, moments in 8 bits", "shoal bench memory --optimizer adamw8bit", NODE),
+    Claim("a newcomer's state", "shoal bench join", NODE),
+    Claim("the page among 1,000", "shoal bench dashboard", ("node/dashboard",)),
     Claim(
-        name="32 nodes that train",
-        command="shoal bench scale --nodes 32 --trainers regression --rounds 6",
-        code=NODE,
-        why="two cores",
-    ),
-    Claim(name="half of 12 nodes stopped", command="shoal bench scale --nodes 12 --stopped 6 --seconds 30", code=NODE),
-    Claim(name="one of 12 held to a twentieth", command="shoal bench scale --nodes 12 --held 1", code=NODE),
-    Claim(name="two and two apart", command="shoal bench scale --nodes 4 --apart 2 --seconds 30", code=NODE),
-    Claim(name="64 daemons that share rollouts", command="shoal bench crowd --nodes 64 --minutes 5", code=ROLLOUTS),
-    Claim(name="128 daemons that share rollouts", command="shoal bench crowd", code=ROLLOUTS),
-    Claim(name="a daemon's memory", command="shoal bench memory", code=NODE),
-    Claim(name="a node's memory, AdamW", command="shoal bench memory --optimizer adamw", code=NODE),
-    Claim(name="a node's memory, moments in 8 bits", command="shoal bench memory --optimizer adamw8bit", code=NODE),
-    Claim(name="a newcomer's state", command="shoal bench join", code=NODE),
-    Claim(name="the page among 1,000", command="shoal bench dashboard", code=("node/dashboard",)),
-    Claim(
-        name="training beside the exchange",
-        command="shoal bench throughput",
-        code=NODE,
+        "training beside the exchange",
+        "shoal bench throughput",
+        NODE,
         why="on two cores daemon and trainer share what the loop alone has to itself",
     ),
-    Claim(name="bytes of diloco", command=f"{SHORT_TRAINING} --strategy diloco --inner-steps 10", code=WIRE),
-    Claim(name="bytes of 2 bits", command=f"{SHORT_TRAINING} --codec 2bit --inner-steps 10", code=WIRE),
-    Claim(name="bytes of streaming", command=f"{SHORT_TRAINING} --strategy streaming --inner-steps 20", code=WIRE),
-    Claim(name="bytes of sparse", command=f"{SHORT_TRAINING} --strategy sparse --inner-steps 10", code=WIRE),
-    Claim(name="the reward of rollouts", command="shoal bench rollouts", code=ROLLOUTS),
+    Claim("bytes of diloco", f"{SHORT_TRAINING} --strategy diloco --inner-steps 10", WIRE),
+    Claim("bytes of 2 bits", f"{SHORT_TRAINING} --codec 2bit --inner-steps 10", WIRE),
+    Claim("bytes of streaming", f"{SHORT_TRAINING} --strategy streaming --inner-steps 20", WIRE),
+    Claim("bytes of sparse", f"{SHORT_TRAINING} --strategy sparse --inner-steps 10", WIRE),
+    Claim("the reward of rollouts", "shoal bench rollouts", ROLLOUTS),
+    Claim("the reward of rollouts, from 0.05", "shoal bench rollouts --warm-up-reward 0.05", ROLLOUTS),
     Claim(
-        name="the reward of rollouts, from 0.05",
-        command="shoal bench rollouts --warm-up-reward 0.05",
-        code=ROLLOUTS,
-    ),
-    Claim(
-        name="groups that wait for no long one",
-        command="shoal bench partial",
-        code=("node/sapo",),
+        "groups that wait for no long one",
+        "shoal bench partial",
+        ("node/sapo",),
         why="what is half done when a round ends is kept, but its cache is made again",
     ),
-    Claim(name="samplers beside trainers", command="shoal bench samplers", code=ROLLOUTS),
-    Claim(name="samplers that cheat", command="shoal bench hostile-samplers", code=ROLLOUTS),
+    Claim("samplers beside trainers", "shoal bench samplers", ROLLOUTS),
+    Claim("samplers that cheat", "shoal bench hostile-samplers", ROLLOUTS),
     Claim(
-        name="sharing, as functions call one another",
-        command="shoal bench sapo --rounds 100 --settings 8/0,4/4 --seeds 1",
-        code=("node/sapo",),
+        "sharing, as functions call one another",
+        "shoal bench sapo --rounds 100 --settings 8/0,4/4 --seeds 1",
+        ("node/sapo",),
         full=True,
     ),
     Claim(
-        name="agreement, all schedules of four",
-        command="shoal explore agreement --members 4 --crashes 0 --plans 1",
-        code=("protocol",),
+        "agreement, all schedules of four",
+        "shoal explore agreement --members 4 --crashes 0 --plans 1",
+        ("protocol",),
         wanted=EXPLORED,
     ),
     Claim(
-        name="agreement, voters changed",
-        command="shoal explore agreement --members 4 --strangers 1 --crashes 0 --changing",
-        code=("protocol",),
+        "agreement, voters changed",
+        "shoal explore agreement --members 4 --strangers 1 --crashes 0 --changing",
+        ("protocol",),
         wanted=EXPLORED,
     ),
     Claim(
-        name="agreement beside a liar",
-        command="shoal explore agreement --quorum lying --members 4 --views 2 --plans 1 --crashes 0 --liars 1 --liar 1",
-        code=("protocol",),
+        "agreement beside a liar",
+        "shoal explore agreement --quorum lying --members 4 --views 2 --plans 1 --crashes 0 --liars 1 --liar 1",
+        ("protocol",),
         wanted=EXPLORED,
     ),
+    Claim("simulated swarms", f"{SIMULATED} 1000", ("protocol", "lab/simulate"), wanted=EXPLORED),
     Claim(
-        name="simulated swarms",
-        command="python -m shoal.lab.simulate.many --seeds 1000",
-        code=("protocol", "lab/simulate"),
-        wanted=EXPLORED,
-    ),
-    Claim(
-        name="simulated swarms, by the thousand",
-        command="python -m shoal.lab.simulate.many --seeds 20000",
-        code=("protocol", "lab/simulate"),
+        "simulated swarms, by the thousand",
+        f"{SIMULATED} 20000",
+        ("protocol", "lab/simulate"),
         wanted=EXPLORED,
         full=True,
     ),
+    Claim("mutated messages", f"{MUTATED} 100000", NODE, wanted=FUZZED),
+    Claim("mutated messages, a million", f"{MUTATED} 1000000", NODE, wanted=FUZZED, full=True),
     Claim(
-        name="mutated messages",
-        command="python -m tests.fuzz.campaign --count 100000",
-        code=NODE,
-        wanted=FUZZED,
-    ),
-    Claim(
-        name="mutated messages, a million",
-        command="python -m tests.fuzz.campaign --count 1000000",
-        code=NODE,
-        wanted=FUZZED,
-        full=True,
-    ),
-    Claim(
-        name="planted bugs, each seen by its test",
-        command="python -m tests.planted",
-        code=(*NODE, "testnet", "tests/planted"),
-        full=True,
+        "planted bugs, each seen by its test", "python -m tests.planted", (*NODE, "testnet", "tests/planted"), full=True
     ),
 )

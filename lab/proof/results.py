@@ -21,7 +21,7 @@ SHORT_COMMIT: Final = 8
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a claim's command.
+    """Outcome of a claim's command.
 
     commit: of the code that ran. load: of the machine in the minute before. trouble: why there are no rows, or fewer
     than there should be.

@@ -27,7 +27,7 @@ FAST = Target(name="time", unit="s", most=2.0)
 def saying(name: str, document: object, *, code: int = 0, wanted: dict[str, Target] | None = None) -> Claim:
     """A claim whose command prints this as JSON."""
     program = f"import sys; print({json.dumps(document)!r}); print('and broke', file=sys.stderr); sys.exit({code})"
-    return Claim(name=name, command=shlex.join(["python", "-c", program]), code=("code",), wanted=wanted or {})
+    return Claim(name, shlex.join(["python", "-c", program]), ("code",), wanted=wanted or {})
 
 
 def rows(*measured: float) -> list[object]:
@@ -79,8 +79,8 @@ def test_fields_of_a_document_are_judged_and_a_list_by_its_length(root: Path) ->
 
 
 def test_a_command_without_a_document_is_judged_by_its_exit_code(root: Path) -> None:
-    silent = Claim(name="silent", command="python -c pass", code=("code",))
-    failing = Claim(name="failing", command="python -c 'raise SystemExit(3)'", code=("code",))
+    silent = Claim("silent", "python -c pass", ("code",))
+    failing = Claim("failing", "python -c 'raise SystemExit(3)'", ("code",))
     assert prove.prove(silent, root).holds
     assert [str(row) for row in prove.prove(failing, root).missed] == ["exit code: 3, wanted at most 0"]
 
@@ -90,7 +90,7 @@ def test_one_that_breaks_or_takes_too_long_proves_nothing(root: Path) -> None:
     assert (broken.holds, broken.trouble) == (False, "ended with 2: and broke")
     nothing = prove.prove(saying("nothing", {}, code=2), root)
     assert nothing.trouble == "ended with 2 and without a result: and broke"
-    slow = Claim(name="slow", command="python -c 'import time; time.sleep(600)'", code=("code",), minutes=0.01)
+    slow = Claim("slow", "python -c 'import time; time.sleep(600)'", ("code",), minutes=0.01)
     assert (prove.prove(slow, root).trouble, prove.prove(slow, root).rows) == ("not done within 0 minutes", ())
 
 
@@ -137,7 +137,7 @@ def test_code_that_is_not_committed_is_not_proven(root: Path, capsys: pytest.Cap
 
 def test_names_and_lengths_choose_what_is_done(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short, long = saying("short", {"rows": rows(1.0)}), saying("long", {"rows": rows(1.0)})
-    long = Claim(name=long.name, command=long.command, code=long.code, full=True)
+    long = Claim(long.name, long.command, long.code, full=True)
     main([], claims=(short, long))
     assert list(read_results(root)) == ["short"]
     main(["--only", "long"], claims=(short, long))
@@ -147,8 +147,8 @@ def test_names_and_lengths_choose_what_is_done(root: Path, capsys: pytest.Captur
 
 
 def test_the_page_tells_what_is_missed_and_why_and_what_is_older(root: Path) -> None:
-    bad = Claim(name="bad", command="shoal bench lane", code=("code",), why="it is slow")
-    new = Claim(name="new", command="shoal bench join", code=("code",))
+    bad = Claim("bad", "shoal bench lane", ("code",), why="it is slow")
+    new = Claim("new", "shoal bench join", ("code",))
     kept = Result(
         claim="bad", command=bad.command, commit="HEAD", machine=this_machine(), seconds=9.0, rows=(FAST.row(3.0),)
     )
