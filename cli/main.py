@@ -106,8 +106,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _usage_error(error: typer.TyperException, command: Any, arguments: Sequence[str]) -> str:
-    text = error.format_message().rstrip(".")
-    lacking = next((name for name in OF_THE_LABORATORY if text == f"No such command '{name}'"), None)
+    text = error.format_message().rstrip(".").replace("Value error, ", "")
+    lacking = next((name for name in OF_THE_LABORATORY if text.startswith(f"No such command '{name}'")), None)
     if lacking is not None:
         return f"`shoal {lacking}` comes with the laboratory: pip install shoal-lab, in a clone ./lab"
     return f"{text}; see `{_named(command, arguments)[1]} --help`"

@@ -40,7 +40,7 @@ def rebase(
     certified beyond it are abandoned. Whom it forgets may join again. Where `shoal status` says that a round was
     certified twice, or that this node took over its key, --keep-all goes on with everybody.
     """
-    if bool(forget) == keep_all:
+    if bool(forget) == keep_all or any(peer.startswith("-") for peer in forget or ()):  # an option taken for a peer
         raise ConfigError(
             "name who is gone for good: `shoal rebase --forget PEER`; `shoal status` lists the members; after a fork "
             "`--keep-all` forgets nobody"

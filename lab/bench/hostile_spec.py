@@ -48,7 +48,7 @@ BACK: Final = Target(name="all came back after", unit="s", most=BACK_LIMIT_S)
 class HostileBench(Spec):
     """Options of `shoal bench hostile`. places: all that a node has, unless said otherwise."""
 
-    kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/commands.md.", metavar="KIND")]
+    kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/hostile.md.", metavar="KIND")]
     round_s: Annotated[
         float, Option("--round-s", help="Seconds that a node trains for one round.", check=Within(1, 600))
     ] = 20.0

@@ -125,7 +125,7 @@ def groups_of(
     """
     for count in peers:
         if not PEERS[0] <= count <= PEERS_LIMIT:
-            raise ConfigError(f"--peers: a swarm of {count} is none of {PEERS[0]}..{PEERS_LIMIT}; fewer bear no fault")
+            raise ConfigError(f"a swarm of {count} nodes is none of {PEERS[0]}..{PEERS_LIMIT}; fewer bear no fault")
     for codec in codecs:
         if codec not in DENSE:
             raise ConfigError(f"--codecs: there is no codec {codec!r}; choose of {', '.join(DENSE)}")

@@ -59,15 +59,16 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert err == line + "\n"
 
 
-def test_command_of_the_laboratory_that_is_not_installed_says_where_it_is() -> None:
+@pytest.mark.parametrize("name", sorted({*_COMMANDS, "bench"}))
+def test_command_of_the_laboratory_that_is_not_installed_says_where_it_is(name: str) -> None:
     hidden = (
         "import importlib.metadata as m, sys; m.entry_points = lambda **_: (); from shoal.cli.main import execute; "
     )
-    command = [sys.executable, "-c", hidden + "sys.exit(execute(sys.argv[1:]))", "bench", "allreduce"]
+    command = [sys.executable, "-c", hidden + "sys.exit(execute(sys.argv[1:]))", name, "allreduce"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert {*_COMMANDS, "bench"} == main.OF_THE_LABORATORY
-    assert ended.stderr == "shoal: `shoal bench` comes with the laboratory: pip install shoal-lab, in a clone ./lab\n"
+    assert ended.stderr == f"shoal: `shoal {name}` comes with the laboratory: pip install shoal-lab, in a clone ./lab\n"
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,7 @@ def test_command_of_the_laboratory_that_is_not_installed_says_where_it_is() -> N
         (["run", "none.toml", "--threads", "many"], "'--threads'"),
         (["run", "none.toml", "--join"], "--join' requires an argument; see `shoal run --help`"),
         (["run", "none.toml", "--log-format", "xml"], "'--log-format'"),
+        (["init", "--admission", "nobody"], "for '--admission': 'nobody' is not one of"),
     ],
 )
 def test_usage_errors_in_the_parsers_words_are_one_line_too(

@@ -56,6 +56,7 @@ def test_orders_reach_the_node(asked: Asked, capsys: pytest.CaptureFixture[str])
         (["rollback", "--to", "three"], "--help"),
         (["rebase"], "shoal rebase --forget PEER"),
         (["rebase", "12D3B"], "shoal rebase --forget PEER"),
+        (["rebase", "--forget", "--data-dir", "node"], "shoal rebase --forget PEER"),
         (["rebase", "--forget", "12D3B", "--keep-all"], "shoal rebase --forget PEER"),
     ],
 )

@@ -344,7 +344,7 @@ def test_runs_follow_from_the_seed_and_every_kind_and_group_has_its_share() -> N
     ("arguments", "said"),
     [
         (["--runs", "0"], "--runs: 0 is not in 1.."),
-        (["--peers", "2"], "--peers: a swarm of 2"),
+        (["--peers", "2"], "a swarm of 2 nodes is none of 3.."),
         (["--codecs", "int7"], "there is no codec 'int7'; choose of fp32"),
         (["--strategies", "gossip"], "rounds of strategy 'gossip' are not certified; choose of diloco"),
         (["--runs", "3", "--only", "4"], "--only: there is no run 4 among 3"),
