@@ -22,7 +22,7 @@ Source: https://github.com/msgpack/msgpack/blob/master/spec.md
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Annotated, Any, Final, NewType, TypeVar, cast
 
@@ -314,11 +314,12 @@ def open_envelope(data: bytes, swarm_id: SwarmId, *, peer: PeerId | None = None)
 class ReplayGuard:
     """Lets each sender's messages of each kind through in increasing order of (boot, seq) only.
 
-    Bounded, and closed when full: a sender beyond the limit is refused rather than another's history
-    forgotten, for what is forgotten can be replayed. So ask only about admitted peers, and `forget` the gone.
+    Bounded. Where there is no room, the sender that is silent for longest is forgotten, and can be replayed; but never
+    one that is `kept`, so that nobody pushes out a member or a neighbour with keys that it makes up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Callable[[PeerId], bool] = lambda _: False) -> None:
+        self._kept = kept
         self._newest: dict[PeerId, dict[str, tuple[int, int]]] = {}
 
     def accept(self, envelope: Envelope) -> bool:
@@ -330,16 +331,21 @@ class ReplayGuard:
                 return False
         elif len(kinds) >= REPLAY_KIND_LIMIT:
             return False
-        if envelope.sender not in self._newest:
-            if len(self._newest) >= REPLAY_SENDER_LIMIT:
-                return False
-            self._newest[envelope.sender] = kinds
+        if envelope.sender not in self._newest and not self._has_room():
+            return False
         kinds[envelope.kind] = order
+        self._newest.pop(envelope.sender, None)
+        self._newest[envelope.sender] = kinds  # the last of all
         return True
 
-    def forget(self, sender: PeerId) -> None:
-        """Free the entries of a peer that is no longer admitted."""
-        self._newest.pop(sender, None)
+    def _has_room(self) -> bool:
+        """True if there is room for one sender more, perhaps since another was forgotten."""
+        if len(self._newest) >= REPLAY_SENDER_LIMIT:
+            forgotten = next((sender for sender in self._newest if not self._kept(sender)), None)
+            if forgotten is None:
+                return False
+            del self._newest[forgotten]
+        return True
 
     def __len__(self) -> int:
         return len(self._newest)

@@ -230,8 +230,8 @@ class Links:
         self._resting: dict[PeerId, _Link] = {}
         self._promised: set[PeerId] = set()  # who is being welcomed
         self.message_relay = MessageRelay(sealer.peer_id)
-        self._guard = ReplayGuard()
-        self._passed_on = ReplayGuard()
+        self._guard = ReplayGuard(self._is_kept)
+        self._passed_on = ReplayGuard(self._is_kept)
         self._admitted = trio.Event()  # set, and replaced, whenever a link comes up
         self._parting: dict[PeerId, trio.Event] = {}  # connections being closed
         self._turning_away: set[PeerId] = set()
@@ -677,6 +677,10 @@ class Links:
             if not isinstance(message, SignOfLife):
                 self.note_said(peer)
             self._gate.message(peer, message)
+
+    def _is_kept(self, peer: PeerId) -> bool:
+        """True of a peer whose old messages must never pass for new ones: it is linked, or not just anybody."""
+        return self.holds(peer) or self._gate.rank(peer) > Rank.STRANGER
 
     def note_said(self, peer: PeerId, *, of_round: bool = False) -> None:
         """Note that something came from `peer` beyond a sign of life, also if another brought it."""

@@ -318,13 +318,22 @@ def test_replay_guard_lets_only_newer_messages_through() -> None:
     assert guard.accept(_envelope("a", "ready", 2, 2))
 
 
-def test_replay_guard_is_bounded_and_forgets_only_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_replay_guard_forgets_who_was_silent_for_longest_and_never_who_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(wire, "REPLAY_SENDER_LIMIT", 3)
+    kept = {"a"}
+    guard = ReplayGuard(lambda peer: peer in kept)
+    assert all(guard.accept(_envelope(name, "k", 1, 1)) for name in "abc")
+    assert guard.accept(_envelope("b", "k", 1, 2))
+    assert guard.accept(_envelope("d", "k", 1, 1))  # in the place of c
+    assert [guard.accept(_envelope(name, "k", 1, 1)) for name in "abd"] == [False] * 3
+    kept |= {"b", "d"}
+    assert not guard.accept(_envelope("c", "k", 1, 2))
+    assert len(guard) == 3
+
+
+def test_replay_guard_takes_so_many_kinds_of_a_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "REPLAY_KIND_LIMIT", 2)
     guard = ReplayGuard()
-    assert [guard.accept(_envelope(name, "k", 1, 1)) for name in "abcd"] == [True, True, True, False]
-    assert [guard.accept(_envelope("a", kind, 1, 1)) for kind in ("l", "m")] == [True, False]
-    assert not guard.accept(_envelope("b", "k", 1, 1))
-    guard.forget(PeerId("c"))
-    assert guard.accept(_envelope("d", "k", 1, 1))
-    assert len(guard) == 3
+    assert [guard.accept(_envelope("a", kind, 1, 1)) for kind in "klm"] == [True, True, False]
