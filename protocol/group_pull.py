@@ -168,7 +168,11 @@ class GroupPull:
         self._peer, self._until = peer, now + self._deadline_s
 
     def answered(self, chunk: GroupChunk) -> None:
-        """The server that was asked answered. Raises RolloutError for wrong bytes; `failed` is to follow."""
+        """The server that was asked answered. Raises RolloutError for wrong bytes; `failed` is to follow.
+
+        The origin is to blame where it serves what it did not announce. Another server may have the group of this
+        digest though its size was announced wrong, so nobody is.
+        """
         if self._peer is None:
             raise LocalError("an answer to a question that nobody was asked")
         if chunk.status == "absent":
@@ -176,7 +180,7 @@ class GroupPull:
         elif chunk.status == "busy":
             self._busy()
         else:
-            self._take(chunk.data, self._peer)
+            self._take(chunk.data, self._peer if self._peer == self._offer.origin else None)
 
     def _busy(self) -> None:
         if self._data:
@@ -185,7 +189,7 @@ class GroupPull:
         self._any_busy = True
         self._release()
 
-    def _take(self, data: bytes, peer: PeerId) -> None:
+    def _take(self, data: bytes, peer: PeerId | None) -> None:
         wanted_bytes = min(CHUNK_LIMIT_BYTES, self.size_bytes - len(self._data))
         self._data += data
         if len(data) != wanted_bytes:

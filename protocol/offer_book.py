@@ -9,6 +9,10 @@ strangers together have no more than STRANGERS_SHARE of the room while others wa
 Gossip keeps no order, so a replay is not what is older than the newest: each origin has a window of sequence numbers,
 in which each counts once, and what is older than the window counts never. Gossip also loses; `missing` says which
 numbers of an origin have not come, to be asked for.
+
+Anybody can send a gossip message once more, whenever it likes. So what is wrong only because of when it came (a replay,
+too much at once, a round long past) is refused, and nobody is to blame. And anybody can announce another's digest: who
+made the group is seen when it is here, until then it is offered by each of them, and neither is in the other's way.
 """
 
 from __future__ import annotations
@@ -45,6 +49,10 @@ HOLDER_LIMIT = 8
 """Peers noted as holders of one group, next to its origin."""
 
 
+OfferKey = tuple[PeerId, bytes]
+"""Who offers a group, and its digest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookLimits:
     """Offers held in all and of one peer; announcements per second and in a burst of one peer."""
@@ -74,6 +82,11 @@ class Offer:
         """The name of the group's bytes."""
         return self.announcement.digest
 
+    @property
+    def key(self) -> OfferKey:
+        """The name of the offer: several origins may offer one digest, of which one at most made the group."""
+        return self.origin, self.digest
+
 
 @dataclass(slots=True)
 class _Origin:
@@ -88,7 +101,7 @@ class _Origin:
     newest: int = 0
     seen: int = 0
     newest_round: int = 0
-    offers: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    offers: OrderedDict[OfferKey, None] = field(default_factory=OrderedDict)
     asked_for: set[int] = field(default_factory=set)  # numbers that were asked for, and may come by gossip as well
 
     def is_replay(self, boot: int, sequence: int) -> bool:
@@ -129,7 +142,8 @@ class OfferBook:
         self._me = me
         self._limits = limits or BookLimits()
         self._origins: dict[PeerId, _Origin] = {}
-        self._offers: OrderedDict[bytes, Offer] = OrderedDict()
+        self._offers: OrderedDict[OfferKey, Offer] = OrderedDict()
+        self._offered_by: dict[bytes, list[PeerId]] = {}
         self._seeds: set[tuple[PeerId, int]] = set()
         self._holders: dict[bytes, list[PeerId]] = {}
         self._heard = 0
@@ -143,8 +157,9 @@ class OfferBook:
         return tuple(self._offers.values())
 
     def get(self, digest: bytes) -> Offer | None:
-        """The offer of this group."""
-        return self._offers.get(digest)
+        """The offer of this group, the first one where several say that it is theirs."""
+        origins = self._offered_by.get(digest)
+        return None if origins is None else self._offers[origins[0], digest]
 
     def newest_round(self, peer: PeerId) -> int:
         """The latest round of which a peer announced anything; 0 where nothing is known."""
@@ -158,12 +173,13 @@ class OfferBook:
 
         `asked_for`: it came because it was missing, not by gossip, and no quota holds; None if it came by both ways, or
         is of a round long past by now, which is then nobody's fault.
-        Raises RolloutError, with the reason by which it counts. A peer publishes announcements of its own only.
+        Raises RolloutError, with the reason by which it counts, and who is to blame if that is known. A peer publishes
+        announcements of its own only.
         """
         origin = self._origin(peer, now)
         origin.rank = self._rank(peer)
         if not asked_for and not origin.bucket.take(1, now):
-            raise RolloutError("announces more often than allowed", reason=Reason.QUOTA, peer=peer)
+            raise RolloutError(f"more announcements of {peer} than allowed", reason=Reason.QUOTA)
         envelope = peek_announcement(data, peer=peer)
         if envelope.sender != peer:
             raise RolloutError("an announcement of somebody else", reason=Reason.FORGED, peer=peer)
@@ -171,7 +187,7 @@ class OfferBook:
             if asked_for or (envelope.boot == origin.boot and envelope.seq in origin.asked_for):
                 origin.asked_for.discard(envelope.seq)
                 return None
-            raise RolloutError("an announcement that came before", reason=Reason.REPLAYED, peer=peer)
+            raise RolloutError(f"an announcement of {peer} that came before", reason=Reason.REPLAYED)
         signed = open_announcement(data, self._swarm_id, peer=peer)
         announcement = signed.announcement
         is_behind = signed.boot == origin.boot and announcement.round + ROUND_WINDOW < origin.newest_round
@@ -181,9 +197,9 @@ class OfferBook:
         if is_behind and asked_for:
             return None
         if is_behind:
-            raise RolloutError("announces a round long past", reason=Reason.STALE, peer=peer)
+            raise RolloutError(f"an announcement of {peer} of a round long past", reason=Reason.STALE)
         seed = (peer, announcement.task.seed)
-        if announcement.digest in self._offers or seed in self._seeds:
+        if (peer, announcement.digest) in self._offers or seed in self._seeds:
             raise RolloutError("announces a task's group once more", reason=Reason.DUPLICATE, peer=peer)
         offer = Offer(
             announcement=announcement,
@@ -196,6 +212,11 @@ class OfferBook:
         self._heard += 1
         self._insert(offer, origin)
         return offer
+
+    def has_come(self, peer: PeerId, boot: int, sequence: int) -> bool:
+        """True if an announcement of `peer` with this number would be a replay."""
+        origin = self._origins.get(peer)
+        return origin is not None and origin.is_replay(boot, sequence)
 
     def boot_of(self, peer: PeerId) -> int:
         """The number of this peer's newest start that announced something; less than zero if none did."""
@@ -211,34 +232,32 @@ class OfferBook:
 
     def notes_holders(self, digest: bytes) -> bool:
         """True if it would be noted that one more peer serves this group."""
-        return digest in self._offers and len(self._holders.get(digest, ())) < HOLDER_LIMIT
+        return digest in self._offered_by and len(self._holders.get(digest, ())) < HOLDER_LIMIT
 
     def note_holder(self, digest: bytes, peer: PeerId) -> None:
         """`peer` says that it serves this group as well."""
-        if digest not in self._offers:
+        if digest not in self._offered_by:
             return
         holders = self._holders.setdefault(digest, [])
         if peer not in holders and len(holders) < HOLDER_LIMIT:
             holders.append(peer)
 
     def holders(self, digest: bytes) -> tuple[PeerId, ...]:
-        """Return who claims to have the group: its origin first, then the others in the order in which they said so."""
-        offer = self._offers.get(digest)
-        first = () if offer is None else (offer.origin,)
-        return tuple(dict.fromkeys((*first, *self._holders.get(digest, ()))))
+        """Return who says to have the group beside those who offer it, in the order in which they said so."""
+        return tuple(self._holders.get(digest, ()))
 
     def expire(self, before_round: int) -> int:
         """Drop what arrived before this node's round `before_round`; how many that were."""
-        old = [digest for digest, offer in self._offers.items() if offer.arrived < before_round]
-        for digest in old:
-            self._drop(digest)
+        old = [offer for offer in self._offers.values() if offer.arrived < before_round]
+        for offer in old:
+            self._drop(offer.key)
         return len(old)
 
     def forget(self, peer: PeerId) -> None:
         """Drop all offers of a peer. Its order is kept, so that none of them can be replayed."""
         origin = self._origins.get(peer)
-        for digest in list(origin.offers) if origin else ():
-            self._drop(digest)
+        for key in list(origin.offers) if origin else ():
+            self._drop(key)
 
     def _origin(self, peer: PeerId, now: float) -> _Origin:
         known = self._origins.get(peer)
@@ -257,7 +276,7 @@ class OfferBook:
         if gone is None and self._rank(newcomer) > Rank.STRANGER:
             gone = next((peer for peer, origin in self._origins.items() if origin.rank is Rank.STRANGER), None)
         if gone is None:
-            raise RolloutError("more origins than this node follows", reason=Reason.QUOTA, peer=newcomer)
+            raise RolloutError(f"{newcomer} is one origin more than this node follows", reason=Reason.QUOTA)
         self.forget(gone)
         del self._origins[gone]
 
@@ -266,8 +285,9 @@ class OfferBook:
             self._crowd_out(origin)
         elif len(self._offers) >= self._limits.offers:
             self._crowd_out(self._largest())
-        self._offers[offer.digest] = offer
-        origin.offers[offer.digest] = None
+        self._offers[offer.key] = offer
+        self._offered_by.setdefault(offer.digest, []).append(offer.origin)
+        origin.offers[offer.key] = None
         self._seeds.add((offer.origin, offer.announcement.task.seed))
 
     def _largest(self) -> _Origin:
@@ -281,8 +301,11 @@ class OfferBook:
         self._drop(next(iter(origin.offers)))
         self.crowded_out += 1
 
-    def _drop(self, digest: bytes) -> None:
-        offer = self._offers.pop(digest)
-        self._origins[offer.origin].offers.pop(digest, None)
+    def _drop(self, key: OfferKey) -> None:
+        offer = self._offers.pop(key)
+        self._origins[offer.origin].offers.pop(key, None)
         self._seeds.discard((offer.origin, offer.announcement.task.seed))
-        self._holders.pop(digest, None)
+        self._offered_by[offer.digest].remove(offer.origin)
+        if not self._offered_by[offer.digest]:
+            del self._offered_by[offer.digest]
+            self._holders.pop(offer.digest, None)

@@ -7,20 +7,22 @@ likely as any other. Draw 0 gives the first candidate, later draws the ones afte
 **Negotiation.** Views differ, so a proposal binds nobody: two are partners where each has an offer of the other's.
 
     state      input                           then
-    TRAINING   an offer                        held, if it is within one round of this node's; else declined
+    TRAINING   an offer                        held, whatever its round
     TRAINING   own vector made                 PAIRED with whose offer is held, the proposed one before others;
                                                nobody's: SEEKING the first candidate, who is made an offer
     SEEKING    the candidate's offer           PAIRED
                another's offer                 declined at once, so that a circle of three does not wait for itself
                declined, dead, or late         the next candidate; after CANDIDATE_LIMIT the step is made alone
     PAIRED     the vector cannot be had        the next candidate, or alone
-    OVER       (the step is being made)        offers of the next round are held for it, others declined
+    OVER       (the step is being made)        offers of later rounds are held for the next, others declined
 
 A candidate has `timeout_s` to answer, so a round is delayed by CANDIDATE_LIMIT times that at most, whoever is slow.
 
-**Rounds** are logical clocks: nobody waits for all others to be in a round. After round r comes r + 1, or the highest
-round heard of if that is more; and a vector is of the highest round heard of when it is made. So who is slow skips
-numbers, and is not behind when it looks for a partner.
+**Rounds** are logical clocks: nobody waits for all others to be in a round. After round r comes r + 1, or the round
+that others lead to if that is more; and a vector is of the round that others lead to when it is made. So who is slow,
+or was away, skips numbers, and then proposes the same pairs as they do. Two peers lead to where both say they are; one
+alone leads a round a step, however far it says it is. And whoever's clock is elsewhere is a partner all the same, so
+that no word keeps two apart.
 
 Sans-IO: `(input, now)` in, effects out. Which values travel is in `shoal.collectives.gossip`.
 Source: NoLoCo, arXiv 2506.10911 (random pairs, no collective).
@@ -41,7 +43,8 @@ from shoal.protocol.messages import domain_hash
 CANDIDATE_LIMIT: Final = 2
 DRAW_LIMIT: Final = 8
 """Draws in which candidates are looked for: a small swarm proposes the same pair again and again."""
-ROUNDS_APART_LIMIT: Final = 1
+LED_ALONE_ROUNDS: Final = 1
+"""One peer that says it is further leads so far."""
 HELD_LIMIT: Final = 64
 ROUND_LIMIT: Final = 1 << 62
 """Nobody is led beyond it by what a peer says of its round."""
@@ -131,13 +134,13 @@ class PairingMachine:
         self._reasons: list[str] = []
         self._tried: set[PeerId] = set()
         self._held: dict[PeerId, Offer] = {}
-        self._heard_round = 0
+        self._named: dict[PeerId, int] = {}
         self._owed: dict[PeerId, int] = {}
 
     @property
     def next_round(self) -> int:
         """The round that comes after this one."""
-        return max(self.round + 1, self._heard_round)
+        return max(self.round + 1, self._led_to())
 
     @property
     def owed(self) -> bool:
@@ -146,13 +149,12 @@ class PairingMachine:
 
     # -- this node's own course ------------------------------------------------------------------------------
 
-    def begin(self, round: int) -> list[Effect]:
+    def begin(self, round: int) -> None:
         """Begin another round: this node trains."""
         if round <= self.round:
             raise LocalError(f"round {round} begins after round {self.round}")
         self.round, self.phase, self.partner, self._offer = round, Phase.TRAINING, None, None
         self._owed.clear()
-        return [self._decline(peer) for peer in list(self._held) if self._too_far(self._held[peer])]
 
     def pause(self) -> list[Effect]:
         """Make no vector for now, and tell so every peer that waits for one, or asks."""
@@ -167,8 +169,8 @@ class PairingMachine:
             self.phase = Phase.TRAINING
 
     def catch_up(self) -> int:
-        """Take the highest round heard of as this node's, just before the vector of it is made."""
-        self.round = max(self.round, self._heard_round)
+        """Take the round that others lead to as this node's, just before the vector of it is made."""
+        self.round = max(self.round, self._led_to())
         return self.round
 
     def made(self, offer: Offer, others: Collection[PeerId], now: float) -> list[Effect]:
@@ -211,7 +213,7 @@ class PairingMachine:
         if isinstance(message, Offer):
             return self._receive_offer(peer, message)
         if isinstance(message, Decline):
-            self._hear(message.mine)
+            self._hear(peer, message.mine)
             waits = self.phase in (Phase.SEEKING, Phase.PAIRED)
             if waits and peer == self.partner and message.round == self.round:
                 return self._give_up("declined", now)
@@ -227,10 +229,10 @@ class PairingMachine:
 
     def tick(self, alive: Collection[PeerId], now: float) -> list[Effect]:
         """Act on the time that passed, or on a change of the peers that are alive."""
-        for peer in [peer for peer in self._held if peer not in alive]:
-            del self._held[peer]
-        for peer in [peer for peer in self._owed if peer not in alive]:
-            del self._owed[peer]
+        known: tuple[dict[PeerId, Offer] | dict[PeerId, int], ...] = (self._held, self._owed, self._named)
+        for by_peer in known:
+            for peer in [peer for peer in by_peer if peer not in alive]:
+                del by_peer[peer]
         if self.phase not in (Phase.SEEKING, Phase.PAIRED) or self.partner is None:
             return []
         if self.partner not in alive:
@@ -241,8 +243,8 @@ class PairingMachine:
         return []
 
     def _receive_offer(self, peer: PeerId, offer: Offer) -> list[Effect]:
-        self._hear(offer.round)
-        if offer.shape != self._shape or self._too_far(offer):
+        self._hear(peer, offer.round)
+        if offer.shape != self._shape:
             return self._refuse(peer, offer)
         if self.phase is Phase.SEEKING and peer == self.partner:
             return self._pair(peer, offer)
@@ -272,12 +274,14 @@ class PairingMachine:
         held = self._held.pop(left[0], None)
         return [Say(left[0], self._offer), *([] if held is None else self._pair(left[0], held))]
 
-    def _hear(self, round: int) -> None:
+    def _hear(self, peer: PeerId, round: int) -> None:
         if round < ROUND_LIMIT:
-            self._heard_round = max(self._heard_round, round)
+            self._named[peer] = round
 
-    def _too_far(self, offer: Offer) -> bool:
-        return abs(offer.round - self.round) > ROUNDS_APART_LIMIT
+    def _led_to(self) -> int:
+        """The round that at least two peers say they have come to; or a little further than this, if one alone does."""
+        second, first = sorted((0, 0, *self._named.values()))[-2:]
+        return max(second, min(first, self.round + LED_ALONE_ROUNDS))
 
     def _decline(self, peer: PeerId) -> Say:
         offer = self._held.pop(peer)

@@ -102,10 +102,11 @@ class Reason(StrEnum):
 
 
 class RolloutError(RemoteError):
-    """Bytes that are no rollout of this swarm, and under which `reason` that is counted."""
+    """Bytes that are no rollout of this swarm, and under which `reason` that is counted. `peer`: None blames nobody."""
 
     def __init__(self, message: str, *, reason: Reason, peer: PeerId | None = None) -> None:
         super().__init__(message, peer=peer)
+        self.peer: PeerId | None = peer
         self.reason = reason
 
 
@@ -190,6 +191,12 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
             raise ValueError("tokens of another number of completions")
         if any(len(text.encode()) > COMPLETION_LIMIT_BYTES for text in self.completions):
             raise ValueError(f"a completion of more than {COMPLETION_LIMIT_BYTES} bytes")
+
+
+class _Made(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a RolloutGroup that says whose it is."""
+
+    origin: str
 
 
 class Announcement(Message, frozen=True, kw_only=True):
@@ -412,6 +419,14 @@ def open_announcement(data: bytes, swarm_id: SwarmId, *, peer: PeerId | None = N
     return SignedAnnouncement(
         announcement=announcement, origin=envelope.sender, boot=envelope.boot, sequence=envelope.seq
     )
+
+
+def maker_of(data: bytes) -> str | None:
+    """Return whom an encoded group names as its origin, None if nobody. Nothing else of it is looked at."""
+    try:
+        return decode(data, _Made, limit_bytes=GROUP_LIMIT_BYTES).origin
+    except RemoteError:
+        return None
 
 
 def check_as_announced(group: RolloutGroup, announcement: Announcement, origin: PeerId) -> None:

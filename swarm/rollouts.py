@@ -51,10 +51,12 @@ from shoal.protocol.rollouts import (
     decode_request,
     digest_of,
     encode_batch,
+    maker_of,
+    open_announcement,
     peek_announcement,
     seal_announcement,
 )
-from shoal.protocol.wire import Sealer, SwarmId, canonical
+from shoal.protocol.wire import Envelope, Sealer, SwarmId, canonical
 from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
@@ -163,12 +165,12 @@ class RolloutExchange:
             peers=self._partners,
             missing=partial(self.book.missing, count=BATCH_LIMIT_ITEMS),
             take=self._caught_up,
-            blame=lambda peer, error: self._reject(peer, error.reason),
+            blame=self._reject,
             beside_news=connections is not None,
         )
         self._news = OfferNews(boot=sealer.boot)
         self._news_protocol = f"{NEWS_PROTOCOL}/{swarm_id.hex()[:16]}"
-        self._me = sealer.peer_id
+        self._me, self._swarm_id = sealer.peer_id, swarm_id
         self._answering = 0
         self._fetching = trio.Semaphore(limits.fetches)
         self._left_alone = LeftAlone(limits.pause_s)
@@ -273,12 +275,12 @@ class RolloutExchange:
         elif self._ignored(peer):
             self.rejected[Reason.IGNORED] += 1
         elif not self._messages.take(peer, trio.current_time()):
-            self._reject(peer, Reason.QUOTA)
+            self.rejected[Reason.QUOTA] += 1  # anybody may have sent what it once published
         else:
             try:
                 batch = decode_batch(message.data, peer=peer)
             except RolloutError as error:
-                self._reject(peer, error.reason)
+                self._reject(error)
                 return
             for sealed in batch.announcements:
                 self._receive(peer, sealed)
@@ -297,7 +299,7 @@ class RolloutExchange:
             offer = self.book.receive(sealed, peer=peer, now=now, round_number=round_number, asked_for=asked_for)
         except RolloutError as error:
             logger.debug("an announcement was refused: %s", error)
-            self._reject(peer, error.reason)
+            self._reject(error)
         else:
             if offer is not None:
                 self._left_alone.heard(offer.origin, offer.boot)
@@ -321,10 +323,13 @@ class RolloutExchange:
             if peer is not None:
                 try:
                     await self._ask_neighbour(peer)
+                except RolloutError as error:
+                    self._reject(error)
                 except (NetworkError, RemoteError) as error:
                     logger.debug("news of a neighbour: %s", error)
 
     async def _ask_neighbour(self, peer: PeerId) -> None:
+        """Take a neighbour's news. Raises RolloutError at the first that its origin did not sign: it made that up."""
         for _ in range(NEWS_ANSWERS_PER_TURN):
             request = canonical(self._news.request(peer))
             answer = await self._host.request(
@@ -332,19 +337,26 @@ class RolloutExchange:
             )
             news = decode_news(answer, peer=peer)
             for sealed in news.announcements:
-                origin = PeerId(peek_announcement(sealed, peer=peer).sender)
-                if origin != self._me and self._takes_part(origin) and not self._ignored(origin):
+                if self._may_be_news(peek_announcement(sealed, peer=peer)):
+                    origin = open_announcement(sealed, self._swarm_id, peer=peer).origin
                     self._receive(origin, sealed, asked_for=True)
             if not self._news.came(peer, news):
                 return
+
+    def _may_be_news(self, envelope: Envelope) -> bool:
+        """Return whether it is worth the look at its signature."""
+        origin = PeerId(envelope.sender)
+        may_announce = origin != self._me and self._takes_part(origin) and not self._ignored(origin)
+        return may_announce and not self.book.has_come(origin, envelope.boot, envelope.seq)
 
     def _partners(self) -> Collection[PeerId]:
         """The connected peers that may announce."""
         return {peer for peer in self._host.connected() if self._takes_part(peer) and not self._ignored(peer)}
 
-    def _reject(self, peer: PeerId, reason: Reason) -> None:
-        self.rejected[reason] += 1
-        self._blame(peer, reason)
+    def _reject(self, error: RolloutError) -> None:
+        self.rejected[error.reason] += 1
+        if error.peer is not None:
+            self._blame(error.peer, error.reason)
 
     # -- serving ---------------------------------------------------------------------------------------------
 
@@ -353,7 +365,7 @@ class RolloutExchange:
         try:
             request = decode_request(data, peer=stream.peer)
         except RolloutError as error:
-            self._reject(stream.peer, error.reason)
+            self._reject(error)
             raise
         if self._answering >= self._limits.answers:
             answer = GroupChunk(status="busy")
@@ -391,20 +403,35 @@ class RolloutExchange:
         came: dict[bytes, bytes] = {}
         with trio.move_on_after(deadline_s):
             async with trio.open_nursery() as nursery:
-                for offer in {offer.digest: offer for offer in offers}.values():
+                for digest, same in _by_digest(offers).items():
                     await self._fetching.acquire()
-                    nursery.start_soon(self._fetch_group, offer, budget, came)
+                    nursery.start_soon(self._fetch_group, digest, same, budget, came)
         return came
 
-    async def _fetch_group(self, offer: Offer, budget: Budget, came: dict[bytes, bytes]) -> None:
+    async def _fetch_group(self, digest: bytes, offers: list[Offer], budget: Budget, came: dict[bytes, bytes]) -> None:
         try:
-            data = self._holdings.get(offer.digest)
+            data = self._holdings.get(digest)
             if data is None:
-                data = await self._from_anyone(offer, budget)
+                data = await self._pull(digest, offers, budget)
             if data is not None:
-                came[offer.digest] = data
+                came[digest] = data
         finally:
             self._fetching.release()
+
+    async def _pull(self, digest: bytes, offers: list[Offer], budget: Budget) -> bytes | None:
+        """The group by the first of its offers that brings it. It is held if one of these origins made it.
+
+        What another made is left for the offer of that one, which would not be taken if the group were held.
+        """
+        for offer in offers:
+            data = await self._from_anyone(offer, budget)
+            if data is None:
+                continue
+            if maker_of(data) in {offer.origin for offer in offers}:
+                self._holdings.keep(digest, data)
+                self._announce_held(digest)
+            return data
+        return None
 
     async def _from_anyone(self, offer: Offer, budget: Budget) -> bytes | None:
         """The group from the first server that has it; None when nobody is left to ask, or the budget is spent."""
@@ -425,8 +452,6 @@ class RolloutExchange:
                 elif isinstance(step, Wait):
                     await trio.sleep(BUSY_PAUSE_S)
                 elif isinstance(step, Came):
-                    self._holdings.keep(offer.digest, step.data)
-                    self._announce_held(offer.digest)
                     return step.data
                 else:
                     if not step.spent:
@@ -451,7 +476,9 @@ class RolloutExchange:
         except RemoteError as error:
             self._pass_over(ask.peer, error)
             pull.failed()
-            self._reject(ask.peer, error.reason if isinstance(error, RolloutError) else Reason.MALFORMED)
+            if not isinstance(error, RolloutError):
+                error = RolloutError(str(error), reason=Reason.MALFORMED, peer=ask.peer)
+            self._reject(error)
         except (NetworkError, trio.TooSlowError) as error:
             self._pass_over(ask.peer, error)
             pull.failed()
@@ -488,6 +515,13 @@ class RolloutExchange:
         return decode_chunk(answer, peer=ask.peer)
 
 
+def _by_digest(offers: Iterable[Offer]) -> dict[bytes, list[Offer]]:
+    found: dict[bytes, list[Offer]] = {}
+    for offer in offers:
+        found.setdefault(offer.digest, []).append(offer)
+    return found
+
+
 class CatchUp:
     """Both sides of asking for announcements that did not arrive: carries out `shoal.protocol.offer_catch_up`."""
 
@@ -500,7 +534,7 @@ class CatchUp:
         peers: Callable[[], Collection[PeerId]],
         missing: Callable[[PeerId], CatchUpRequest],
         take: Callable[[PeerId, AnnouncementBatch], int],
-        blame: Callable[[PeerId, RolloutError], None],
+        blame: Callable[[RolloutError], None],
         beside_news: bool,
     ) -> None:
         """`peers`: who may be asked and may ask. `take`: what to do with an answer; returns how many of it are news."""
@@ -540,7 +574,7 @@ class CatchUp:
                 if not self._machine.came(batch, self._take(peer, batch)):
                     return
         except RolloutError as error:
-            self._blame(peer, error)
+            self._blame(error)
         except (NetworkError, RemoteError) as error:
             logger.debug("announcements that may be missing: %s", error)
 
@@ -549,7 +583,7 @@ class CatchUp:
         try:
             request = decode_catch_up(data, peer=stream.peer)
         except RolloutError as error:
-            self._blame(stream.peer, error)
+            self._blame(error)
             raise
         is_partner = stream.peer in self._peers()
         batch = self._machine.answer(request, trio.current_time()) if is_partner else AnnouncementBatch()

@@ -289,11 +289,10 @@ class GossipEngine:
         machine = self.machine
         assert machine is not None
         self._made = None
-        effects = machine.begin(machine.next_round)
+        machine.begin(machine.next_round)
         self._began_at = trio.current_time()
         self._p.log.began(machine.round, members=len(self.others) + 1)
         await self._p.holds.at(machine.round, "train")
-        await self._carry_out(effects)
         if self._p.training_client.paused:
             await self._carry_out(machine.pause())
         else:

@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.protocol.errors import RemoteError
-from shoal.protocol.rollouts import COMPLETION_LIMIT, POLICY_LIMIT_CHARS, Drawn, is_log_prob
+from shoal.protocol.rollouts import COMPLETION_LIMIT, POLICY_LIMIT_CHARS, Drawn
 
 TOKEN_REPLY_BYTES = 512
 """Of a reply, for each token: its text, its log-probability, those of its rival, and where it stands."""
@@ -194,9 +194,9 @@ def _completion(choice: _Choice, request: CompletionsRequest, vocabulary: int) -
         return Completion(text=choice.text, drawn=None)
     if len(log_probs) > request.max_tokens:
         raise RemoteError(f"a completion has {len(log_probs)} tokens where {request.max_tokens} were the most")
-    known = [value for value in log_probs if value is not None and is_log_prob(value)]
+    known = [value for value in log_probs if value is not None]
     if len(known) < len(log_probs):
-        raise RemoteError("a log-probability is missing, or none")
+        raise RemoteError("a log-probability is missing")
     tokens = choice.token_ids or []
     if len(tokens) not in (0, len(log_probs)):
         raise RemoteError(f"a completion has {len(tokens)} tokens and {len(log_probs)} log-probabilities")
@@ -206,3 +206,5 @@ def _completion(choice: _Choice, request: CompletionsRequest, vocabulary: int) -
         return Completion(text=choice.text, drawn=Drawn.of(known, tokens))
     except OverflowError:
         raise RemoteError("a log-probability does not fit 32 bits") from None
+    except ValueError as error:  # checked there alone, in the precision in which they are kept
+        raise RemoteError(f"a completion has {error}") from None

@@ -20,7 +20,7 @@ _NAMES = """
     decimal_arithmetic decimal_chain_sum dice emoji_mystery family_relationships fraction_simplification
     game_of_life gcd graph_color gsm_symbolic jugs kakurasu knights_knaves largest_island lcm
     leg_counting letter_counting letter_jumble mahjong_puzzle manipulate_matrix maze mini_sudoku modulo_grid
-    n_queens needle_haystack number_filtering number_format number_sequence number_sorting palindrome_generation
+    n_queens needle_haystack number_filtering number_format number_sorting palindrome_generation
     palindrome_partitioning path_star polynomial_equations power_function prime_factorization products
     propositional_logic rearc rectangle_count rotate_matrix rotten_oranges rubiks_cube rush_hour self_reference
     sentence_reordering shortest_path simple_equations simple_geometry simple_integration spell_backward
@@ -46,6 +46,7 @@ REFUSED: Mapping[str, str] = {
     "knight_swap": "its solutions differ between processes, and a task takes up to half a minute",
     "list_functions": _GLOBAL,
     "polynomial_multiplication": _HASH,
+    "number_sequence": "it takes minutes to make some of its tasks",
     "pool_matrix": "it sets the seed of numpy's global random generator, from which the policy may draw",
     "puzzle24": _SLOW,
     "quantum_lock": _SLOW,
@@ -112,7 +113,6 @@ EASY: Mapping[str, Mapping[str, Any]] = {
     "needle_haystack": {"max_num_statements": 10},
     "number_filtering": {"max_numbers": 3, "max_decimals": 0},
     "number_format": {"max_num_candidates": 2},
-    "number_sequence": {"max_terms": 4},
     "number_sorting": {"max_numbers": 3, "max_decimals": 0},
     "palindrome_generation": {"max_length": 3},
     "palindrome_partitioning": {"max_string_len": 5},

@@ -12,6 +12,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import islice
 from statistics import fmean
 from typing import Final
 
@@ -20,7 +21,7 @@ from shoal.node.sapo.generation import rewards_of
 from shoal.node.sapo.groups import mean
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy
-from shoal.node.sapo.tasks import Task, TaskSource
+from shoal.node.sapo.tasks import Task, TaskSource, makeable
 from shoal.protocol.rollouts import seed_of
 
 HELD_OUT_TASKS: Final = 200
@@ -34,8 +35,11 @@ _CONTEXT: Final = "shoal rollout held-out seed v1"
 
 def held_out_tasks(source: TaskSource, count: int = HELD_OUT_TASKS) -> list[Task]:
     """The held-out tasks of a source: the same on every node, by the weights of the families."""
-    seeds = (seed_of(at.to_bytes(8, "big"), context=_CONTEXT) for at in range(count))
-    return [source.task(source.table.of_seed(seed, 0)) for seed in seeds]
+
+    def make(at: int) -> Task:
+        return source.task(source.table.of_seed(seed_of(at.to_bytes(8, "big"), context=_CONTEXT), 0))
+
+    return list(islice(makeable(make), count))
 
 
 class HeldOut:

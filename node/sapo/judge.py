@@ -3,8 +3,9 @@
 Of what the peer says only the text is used. The task is made anew from its reference, which must be the one that the
 origin was assigned; the completions are scored by this node's own scorer. The announced rewards then show whether the
 origin told the truth: where they disagree the group is refused, and the origin is to blame. A group with a text that
-could not be scored in time is refused too, but says nothing of the hint: the time may have been lacking here. A group
-of texts that another offered before is a copy: who copies has to have heard of them first.
+could not be scored in time, or of a task that could not be made in time, is refused too, but says nothing of the hint:
+the time may have been lacking here. A group most of whose texts another offered before is a copy: who copies has to
+have heard of them first.
 
 The judge works in the agent, next to tasks and scorers, and is the only place where a pulled group is decoded. What
 verdicts cost whom is decided in the daemon, by `Intake` and `Trust`.
@@ -22,6 +23,8 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.node.sapo.groups import JudgedGroup, all_known
+from shoal.node.sapo.sandbox import TASK_LIMIT_S
+from shoal.node.sapo.sandbox_process import Overdue, limited
 from shoal.node.sapo.selection import VARIANCE_LEAST, Verdict
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.node.sapo.trust import Replayed
@@ -46,7 +49,9 @@ HINT_TOLERANCE = 0.02
 SEEN_LIMIT = 65_536
 """Groups, and texts, that are remembered."""
 COPY_LEAST_BYTES = 48
-"""Shorter texts are not compared: short answers coincide by chance."""
+"""Shorter texts are nobody's: short answers coincide by chance."""
+COPIES_LEAST = 2
+"""Different texts of others that make a copy: two models may well say one sentence, or repeat one token to the end."""
 OWN = -1
 """The order of this node's own texts: before all that it heard."""
 
@@ -165,7 +170,7 @@ class Judge:
             raise RolloutError("other bytes than announced", reason=Reason.FORGED, peer=peer)
         group = decode_group(data, peer=peer)
         check_as_announced(group, offer.announcement, peer)
-        if group.task != self._source.table.assigned(self._swarm_id, peer, group.round, group.task.index):
+        if not self._source.table.is_assigned(self._swarm_id, peer, group.round, group.task):
             raise RolloutError("a task that its origin was not assigned", reason=Reason.FOREIGN_TASK, peer=peer)
         if group.task.family not in self._scorable:
             raise RolloutError(
@@ -182,7 +187,10 @@ class Judge:
 
     def _make(self, group: RolloutGroup, peer: PeerId) -> Task:
         try:
-            return self._source.task(group.task)
+            with limited(TASK_LIMIT_S):
+                return self._source.task(group.task)
+        except Overdue:
+            raise RolloutError("a task that takes too long to make", reason=Reason.UNSCORED, peer=peer) from None
         except Exception as error:  # the boundary: a peer's reference in a foreign generator
             reason = Reason.UNKNOWN_TASK
             raise RolloutError(f"a task that cannot be made here: {error}", reason=reason, peer=peer) from error
@@ -201,7 +209,8 @@ class Judge:
         if variance <= VARIANCE_LEAST:
             raise RolloutError("rewards that do not vary", reason=Reason.NO_VARIANCE, peer=peer)
         texts = _comparable(one.group.completions)
-        if 2 * sum(self._texts.is_anothers(text, peer, one.offer.order) for text in texts) > len(texts):
+        copied = [text for text in texts if self._texts.is_anothers(text, peer, one.offer.order)]
+        if 2 * len(copied) > len(one.group.completions) and len(set(copied)) >= COPIES_LEAST:
             raise RolloutError("completions of somebody else", reason=Reason.COPIED, peer=peer)
         for text in texts:
             self._texts.note(text, peer, one.offer.order)
@@ -241,7 +250,7 @@ def _known(rewards: Sequence[float | None], origin: PeerId) -> tuple[float, ...]
     return known
 
 
-def _comparable(texts: Sequence[str]) -> set[bytes]:
-    """Fingerprints of the distinct texts that are long enough to be somebody's own."""
-    encoded = {text.encode(errors="replace") for text in texts}
-    return {digest_of(text) for text in encoded if len(text) >= COPY_LEAST_BYTES}
+def _comparable(texts: Sequence[str]) -> list[bytes]:
+    """Fingerprints of the texts that are long enough to be somebody's own."""
+    encoded = (text.encode(errors="replace") for text in texts)
+    return [digest_of(text) for text in encoded if len(text) >= COPY_LEAST_BYTES]

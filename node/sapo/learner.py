@@ -8,8 +8,9 @@ alone goes on with as many groups. Others are known only through `Sharing`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,7 +20,7 @@ from shoal.node.sapo.generation import AssignedDraws, GeneratedGroup, GroupGener
 from shoal.node.sapo.groups import JudgedGroup, all_known, mean
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy
-from shoal.node.sapo.tasks import Task
+from shoal.node.sapo.tasks import Task, makeable
 from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
 from shoal.protocol.errors import LocalError
 
@@ -28,7 +29,10 @@ TAKE_LIMIT = 3
 
 
 DrawTask = Callable[[int, int], Task]
-"""The assignment of an agent's tasks, by round and index: the same one whenever it is asked for."""
+"""The assignment of an agent's tasks, by round and index: the same one whenever it is asked for.
+
+Raises LocalError for one that cannot be made.
+"""
 
 
 class Sharing(Protocol):
@@ -72,10 +76,10 @@ class LearnerSettings:
 
 @dataclass(slots=True, kw_only=True)
 class _Round:
-    """A round under way. drawn: tasks so far, which is the next one's index."""
+    """A round under way. tasks: those that are still to be drawn in it."""
 
     number: int
-    drawn: int = 0
+    tasks: Iterator[Task]
     tokens: int = 0
     external: int = 0
     unencodable: int = 0
@@ -129,7 +133,7 @@ class Learner:
         """Generate and judge the round's own groups, and offer them."""
         if self._current is not None:
             raise LocalError(f"round {self._current.number} is begun twice")
-        self._current = _Round(number=self.round)
+        self._current = _Round(number=self.round, tasks=makeable(partial(self._draw, self.round)))
         self._generate(self._current, self._settings.local)
 
     def finish_round(self) -> RoundReport:
@@ -162,13 +166,8 @@ class Learner:
     def _generate(self, current: _Round, count: int) -> None:
         if count == 0:
             return
-
-        def draw() -> Task:
-            task = self._draw(current.number, current.drawn)
-            current.drawn += 1
-            return task
-
         version = self.round if self.version is None else self.version
+        draw = partial(next, current.tasks)
         generated = self.generator.collect(count, draw, round=current.number, version=version)
         self._handed_out()
         current.tokens += generated.tokens

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from itertools import islice
 from typing import Final
 
 from shoal.node.option import HostPort
@@ -21,7 +23,7 @@ from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, run
 from shoal.node.sapo.engine_client import EngineClient
 from shoal.node.sapo.groups import JudgedGroup, all_known, mean
 from shoal.node.sapo.scoring import Scorer
-from shoal.node.sapo.tasks import Task, TaskSource
+from shoal.node.sapo.tasks import Task, TaskSource, makeable
 from shoal.protocol.errors import LocalError
 from shoal.protocol.rollouts import Sampling, sampling_seed
 
@@ -64,10 +66,8 @@ class Sampler:
 
     def _make_round(self, pool: ThreadPoolExecutor) -> RoundReport:
         began = time.monotonic()
-        tasks = [
-            self._source.draw(self._begin.swarm_id, self._begin.me, self._round, index)
-            for index in range(self._begin.rollouts.local)
-        ]
+        draw = partial(self._source.draw, self._begin.swarm_id, self._begin.me, self._round)
+        tasks = islice(makeable(draw), self._begin.rollouts.local)
         rewards: list[float] = []
         made = informative = tokens = 0
         drawing = {pool.submit(self._draw, task): task for task in tasks}

@@ -19,7 +19,7 @@ import msgspec
 
 from shoal.node.pipe import decode_frame
 from shoal.node.sapo import sandbox_process
-from shoal.node.sapo.sandbox_process import Begin, Failed, FamilyPlace, Ready, Reply, Score, Scored
+from shoal.node.sapo.sandbox_process import Begin, Failed, FamilyPlace, NotWarm, Ready, Reply, Score, Scored
 from shoal.node.sapo.sandbox_support import environment
 from shoal.node.sapo.scorer_faults import Faults, scorer_place
 from shoal.node.sapo.tasks import Task, TaskFamily
@@ -34,7 +34,7 @@ TASK_LIMIT_S = 10.0
 MAKE_LIMIT_S = 20.0
 """Time for making a task."""
 WARM_UP_LIMIT_S = 15.0
-"""A part of that, for what a family imports when it scores first; one that never answers is told of by its texts."""
+"""A part of that, for what a family imports when it scores first. Where it is over nothing is scored."""
 START_LIMIT_S = 120.0
 PROCESS_LIMIT_TASKS = 20_000
 """After so many a process is replaced: what libraries keep for themselves does not add up."""
@@ -142,6 +142,12 @@ class Sandbox:
                     family, f"score() of family {family.name!r}{scorer_place(family)}, took more than {limits}", late
                 )
             return [None if one is None else self._faults.reward(family, *one) for one in reply.scores]
+        if isinstance(reply, NotWarm):
+            who = f"score() of family {family.name!r}{scorer_place(family)}, or its warm_up(),"
+            limit = f"{self._begin.warm_up_limit_s:g} s"
+            self._faults.left_out(family, f"{who} took more than {limit} to begin", len(texts))
+            self.close()
+            return [None] * len(texts)
         reason = reply.reason if isinstance(reply, Failed) else reply
         self._faults.left_out(family, f"a task of family {family.name!r} cannot be made: {reason}", len(texts))
         return [None] * len(texts)

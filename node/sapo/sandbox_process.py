@@ -89,6 +89,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The answer to `Begin`."""
 
 
+class NotWarm(msgspec.Struct, frozen=True, tag="not-warm"):
+    """A family was interrupted as it warmed up; what it half imported is in this process, which is of no more use."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """An order could not be followed."""
 
@@ -96,7 +100,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Order = Begin | Score
-Reply = Ready | Scored | Failed
+Reply = Ready | Scored | NotWarm | Failed
 
 encode = msgspec.msgpack.encode
 
@@ -123,13 +127,16 @@ class Worker:
                 found = getattr(found, part)
             self._families[place.name] = found.from_name(place.name)
 
-    def score(self, order: Score) -> Scored:
+    def score(self, order: Score) -> Scored | NotWarm:
         """Score all texts. Raises what making the task raises."""
         family = self._families[order.family]
         task = family.make(msgspec.msgpack.decode(order.config), order.seed, order.index)
         if order.family not in self._warm:  # imports on first use cannot happen in a child
-            with suppress(Overdue), limited(self._begin.warm_up_limit_s):
+            limit_s, began = self._begin.warm_up_limit_s, time.monotonic()
+            with suppress(Overdue), limited(limit_s):
                 family.warm_up(task)
+            if time.monotonic() - began >= limit_s:  # whether or not the family caught that; each text would be worth 0
+                return NotWarm()
             self._warm.add(order.family)
             gc.collect()
             gc.freeze()  # so that a child's collector does not copy what all children share
@@ -160,18 +167,18 @@ class Worker:
             os.close(reader)
 
     def _collect(self, reader: int, wanted: int, deadline: float) -> tuple[list[tuple[float, int]], bool]:
-        """Read what the child writes in time, a score when it is locked, then one per text; and whether it died."""
+        """Read what the child writes in time, a score when locked, then one per text; and whether a text killed it."""
         scores: list[tuple[float, int]] = []
+        locked = False
         try:
-            if _read_score(reader, time.monotonic() + LOCKING_LIMIT_S) is None:
-                return scores, False
-            while len(scores) < wanted:
+            locked = _read_score(reader, time.monotonic() + LOCKING_LIMIT_S) is not None
+            while locked and len(scores) < wanted:
                 score = _read_score(reader, min(deadline, time.monotonic() + self._begin.text_limit_s))
                 if score is None:
                     break
                 scores.append(score)
         except EOFError:
-            return scores, True
+            return scores, locked  # before that it had read no text that could have killed it
         return scores, False
 
 

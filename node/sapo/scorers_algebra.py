@@ -2,7 +2,8 @@
 
 An expression is whole and decimal numbers, names, brackets and + - * / **, with Python's precedence. Its value is a
 polynomial over the names with rational coefficients and integer exponents, negative ones too; so a divisor and the
-base of a negative power have one term. All work is bounded: terms multiplied, bits of a coefficient, depth.
+base of a negative power have one term. All work is bounded: terms multiplied and names in them, bits of a coefficient,
+depth.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from fractions import Fraction
 EXPRESSION_LIMIT_CHARS = 2048
 EXPRESSION_LIMIT_DEPTH = 64
 """Brackets, signs and exponents inside each other."""
-WORK_LIMIT_TERMS = 10_000
-"""Products of two terms, over the whole expression."""
+WORK_LIMIT = 20_000
+"""Terms added or multiplied, and names in each of them, over the whole expression."""
 COEFFICIENT_LIMIT_BITS = 2048
 EXPONENT_LIMIT = 1000
 
@@ -145,14 +146,14 @@ class _Reader:
         return self._tokens[self._at][2] if self._at < len(self._tokens) else ""
 
     def _add(self, left: Polynomial, right: Polynomial, sign: int) -> Polynomial:
-        self._spend(len(left) + len(right))
+        self._spend(_size(left) + _size(right))
         made = dict(left)
         for monomial, coefficient in right.items():
             made[monomial] = _bounded(made.get(monomial, Fraction(0)) + sign * coefficient)
         return {monomial: coefficient for monomial, coefficient in made.items() if coefficient}
 
     def _multiply(self, left: Polynomial, right: Polynomial) -> Polynomial:
-        self._spend(len(left) * len(right))
+        self._spend(_size(left) * len(right) + len(left) * _size(right))
         made: dict[Monomial, Fraction] = {}
         for one, first in left.items():
             for other, second in right.items():
@@ -175,10 +176,15 @@ class _Reader:
             value = self._multiply(value, factor)
         return value
 
-    def _spend(self, terms: int) -> None:
-        self._work += terms + 1
-        if self._work > WORK_LIMIT_TERMS:
+    def _spend(self, work: int) -> None:
+        self._work += work + 1
+        if self._work > WORK_LIMIT:
             raise ExpressionError("too much work")
+
+
+def _size(value: Polynomial) -> int:
+    """The number of terms and of the names in them."""
+    return len(value) + sum(map(len, value))
 
 
 def _bounded(coefficient: Fraction) -> Fraction:

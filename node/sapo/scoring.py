@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, Sandbox
 from shoal.node.sapo.sandbox_process import Overdue, limited
 from shoal.node.sapo.sandbox_support import missing_sandbox
-from shoal.node.sapo.scorer_faults import Faults, line_in, of_shoal, scorer_file
-from shoal.node.sapo.tasks import Task, TaskFamily, TaskSource
+from shoal.node.sapo.scorer_faults import Faults, line_in, of_shoal, scorer_file, scorer_place
+from shoal.node.sapo.tasks import Task, TaskFamily, TaskKind, TaskSource, makeable
 from shoal.node.single_number import single_number
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, TaskRef
-
-DIRECT_LIMIT_S = 30.0
-"""Time for one text that is scored in this process."""
 
 
 class Scorer:
     """Scores texts against tasks of one source. A context manager; not for several threads at once.
 
-    A text that is no valid Unicode, is too long, or kills or exhausts its scoring is worth 0.0. In the sandbox texts of
-    one task share a bound in time (`task_limit_s`), so the time of a batch is at most that of its tasks. Here each has
-    its own (`direct_limit_s`), and a task's texts after one that takes longer are not tried. What Python
-    computes or waits for is interrupted, a library that never comes back to Python is not.
+    A text that is no valid Unicode, is too long, or kills or exhausts its scoring is worth 0.0. Each text has a bound
+    in time (`text_limit_s`), and those of one task share another (`task_limit_s`), so the time of a batch is at most
+    that of its tasks. In this process a task's texts after one that takes longer are not tried; what Python computes or
+    waits for is interrupted, a library that never comes back to Python is not.
     """
 
     def __init__(
@@ -33,12 +31,10 @@ class Scorer:
         *,
         text_limit_s: float = TEXT_LIMIT_S,
         task_limit_s: float = TASK_LIMIT_S,
-        direct_limit_s: float = DIRECT_LIMIT_S,
     ) -> None:
         self._source = source
         self._text_limit_s = text_limit_s
         self._task_limit_s = task_limit_s
-        self._direct_limit_s = direct_limit_s
         self._sandbox: Sandbox | None = None
         self._faults = Faults()
 
@@ -57,7 +53,7 @@ class Scorer:
             family = self._source.families[kind.family]
             if of_shoal(family):
                 continue
-            task = self._source.task(self._source.table.of_kind(kind, seed=0, index=0))
+            task = self._first_task(kind)
             solution = family.answer(task)
             if solution is None:
                 continue
@@ -66,6 +62,9 @@ class Scorer:
                 continue  # the machine was busy for a moment
             if (what := self._faults.newest.get(family.name)) is not None:
                 raise ConfigError(f"{what} for its own solution(); correct it, to return 0 to 1")
+
+    def _first_task(self, kind: TaskKind) -> Task:
+        return next(makeable(lambda at: self._source.task(self._source.table.of_kind(kind, seed=0, index=at))))
 
     def close(self) -> None:
         """End the scoring process, if one runs."""
@@ -115,17 +114,19 @@ class Scorer:
     def _score_directly(self, family: TaskFamily, task: Task, texts: Sequence[str]) -> Sequence[float | None]:
         """Score in this process, up to a text that takes too long."""
         rewards: list[float | None] = []
+        file, place = scorer_file(family), scorer_place(family)
+        deadline = time.monotonic() + self._task_limit_s
         try:
-            for text in texts:
-                with limited(self._direct_limit_s):
-                    rewards.append(score_directly(self._faults, family, task, text))
+            while len(rewards) < len(texts) and (left_s := deadline - time.monotonic()) > 0:
+                with limited(min(self._text_limit_s, left_s)):
+                    rewards.append(score_directly(self._faults, family, task, texts[len(rewards)]))
         except Overdue as error:
-            file, left = scorer_file(family), len(texts) - len(rewards)
-            place = f", at {file}, line {line_in(file, error.__traceback__)}," if file else ""
-            what = f"score() of family {family.name!r}{place} took more than {self._direct_limit_s:g} s"
-            self._faults.left_out(family, what, left)
-            rewards += [None] * left
-        return rewards
+            if file:
+                place = f", at {file}, line {line_in(file, error.__traceback__)}"
+        if left := len(texts) - len(rewards):
+            limits = f"{self._text_limit_s:g} s, or {self._task_limit_s:g} s for a task's texts"
+            self._faults.left_out(family, f"score() of family {family.name!r}{place}, took more than {limits}", left)
+        return rewards + [None] * left
 
     def _running_sandbox(self) -> Sandbox:
         if self._sandbox is None:

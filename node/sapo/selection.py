@@ -32,7 +32,7 @@ from shoal.node.sapo.tasks import TaskTable
 from shoal.node.sapo.trust import Replayed, Trust
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.offer_book import Offer
+from shoal.protocol.offer_book import Offer, OfferKey
 from shoal.protocol.rollouts import COMPLETION_LIMIT, Reason
 from shoal.protocol.wire import SwarmId
 
@@ -41,7 +41,7 @@ Weighting = Literal["uniform", "weighted"]
 VARIANCE_LEAST = 1e-8
 """A reward variance up to this is none."""
 USED_LIMIT = 65_536
-"""Digests of groups that were pulled, or could not be, and are not drawn again."""
+"""Offers whose groups were pulled, or could not be, and are not drawn again."""
 OFFERS_PER_ORIGIN = 64
 """The latest so many may be drawn of one peer, so that who offers more is not chosen more."""
 ATTEMPTS_PER_GROUP = 4
@@ -86,26 +86,26 @@ class Selector:
         self._staleness_rounds = staleness_rounds
         self._tasks = tasks
         self._trust = trust
-        self._counted: set[bytes] = set()
-        self._own_tasks: set[bytes] = set()  # digests of offers that were found to be about assigned tasks
+        self._counted: set[OfferKey] = set()
+        self._own_tasks: set[OfferKey] = set()  # offers that were found to be about assigned tasks
 
     def eligible(
         self,
         offers: Iterable[Offer],
         *,
         round_number: int,
-        used: Collection[bytes],
+        used: Collection[OfferKey],
         policies: Collection[int] | None = None,
     ) -> tuple[list[Offer], Counter[Reason]]:
         """Return those that may be drawn in this node's round, and why others are left out, each told of once.
 
-        used: digests of groups that were pulled before. policies: the versions of which groups are taken, None for all.
+        used: offers whose groups were pulled before. policies: the versions of which groups are taken, None for all.
         A later one may be taken later.
         """
         offers = list(offers)
         kept, counted, rejected = [], set(), Counter[Reason]()
         for offer in offers:
-            if offer.digest in used:
+            if offer.key in used:
                 continue
             if policies and offer.announcement.policy_version > max(policies):
                 continue
@@ -115,14 +115,14 @@ class Selector:
             if reason is None:
                 kept.append(offer)
                 continue
-            if offer.digest not in self._counted:
+            if offer.key not in self._counted:
                 rejected[reason] += 1
                 if reason is Reason.FOREIGN_TASK:
                     self._trust.fault(offer.origin, reason)
-            counted.add(offer.digest)
+            counted.add(offer.key)
         # What is offered no more need not be remembered.
         self._counted = counted
-        self._own_tasks &= {offer.digest for offer in offers}
+        self._own_tasks &= {offer.key for offer in offers}
         return self._latest(kept), rejected
 
     def draw(self, offers: Iterable[Offer], count: int, rng: random.Random) -> list[Offer]:
@@ -148,12 +148,12 @@ class Selector:
 
     def _is_own_task(self, offer: Offer) -> bool:
         """Return whether the offer is about a task that its origin was assigned."""
-        if offer.digest in self._own_tasks:
+        if offer.key in self._own_tasks:
             return True
         task, round_number = offer.announcement.task, offer.announcement.round
-        if task != self._tasks.table.assigned(self._tasks.swarm_id, offer.origin, round_number, task.index):
+        if not self._tasks.table.is_assigned(self._tasks.swarm_id, offer.origin, round_number, task):
             return False
-        self._own_tasks.add(offer.digest)
+        self._own_tasks.add(offer.key)
         return True
 
     def _latest(self, offers: list[Offer]) -> list[Offer]:
@@ -222,9 +222,9 @@ class Intake:
         """The groups that came and are to be judged, with their offers."""
         self._selector = Selector(tasks, trust, weighting=weighting, staleness_rounds=staleness_rounds)
         self._rng = random.Random(seed)
-        self._used: OrderedDict[bytes, None] = OrderedDict()
+        self._used: OrderedDict[OfferKey, None] = OrderedDict()
         self._left: list[Offer] = []
-        self._wanted: dict[bytes, Offer] = {}
+        self._wanted: list[Offer] = []
         self._missing = 0
         self._round = RoundIntake()
 
@@ -247,10 +247,10 @@ class Intake:
 
     def receive(self, came: Mapping[bytes, bytes]) -> list[Offer]:
         """Take what came of the offers wanted last, and return the replacements of the others, which cost nothing."""
-        here = [(offer, came[digest]) for digest, offer in self._wanted.items() if digest in came]
+        here = [(offer, came[offer.digest]) for offer in self._wanted if offer.digest in came]
         absent = len(self._wanted) - len(here)
         self.pulled += here
-        self._used.update(dict.fromkeys(self._wanted))
+        self._used.update((offer.key, None) for offer in self._wanted)
         while len(self._used) > USED_LIMIT:
             self._used.popitem(last=False)
         return self._want(self._replacements(absent))
@@ -306,7 +306,7 @@ class Intake:
         return chosen
 
     def _want(self, offers: Sequence[Offer]) -> list[Offer]:
-        self._wanted = {offer.digest: offer for offer in offers}
+        self._wanted = list(offers)
         return list(offers)
 
 

@@ -128,7 +128,7 @@ class GroupStore:
         self.memory_bytes -= len(data)
         if held.on_disk:
             self.disk_bytes -= held.size_bytes
-            self._path(digest, held.round).unlink(missing_ok=True)
+            _remove(self._path(digest, held.round))
 
     # -- disk ------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,15 @@ class GroupStore:
             temporary.write_bytes(data)
             os.replace(temporary, path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
             logger.warning("the group in %s is held in memory alone: %s", path, error.strerror)
             return False
         return True
+
+
+def _remove(path: Path) -> None:
+    """Remove a file. One that stays is taken up by the next process, or written over."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("the file %s stays: %s", path, error.strerror)

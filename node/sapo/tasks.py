@@ -38,11 +38,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Annotated, Any, Literal
 
 import blake3
@@ -66,6 +66,7 @@ __all__ = [
     "TaskTable",
     "answer_in",
     "check_options",
+    "makeable",
     "pack_config",
     "unpack_config",
 ]
@@ -79,6 +80,11 @@ CHOICE_LIMIT = 256
 """Choices of one source."""
 WEIGHT_LIMIT = 1_000_000
 CACHED_TASKS = 1024
+INDEX_LIMIT = 4096
+"""Indices of one round: twice as many as the groups that a manifest lets a learner begin in it, its own and those in
+place of others', since tasks that cannot be made are skipped."""
+FAILED_LIMIT = 100
+"""Tasks in a row that cannot be made; then there is something wrong with the family."""
 
 ConfigValue = bool | int | float | str | None | Sequence[Any]
 Config = Mapping[str, ConfigValue]
@@ -272,6 +278,24 @@ class TaskKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight: Annotated[int, msgspec.Meta(ge=1, le=WEIGHT_LIMIT)]
 
 
+def makeable(make: Callable[[int], Task]) -> Iterator[Task]:
+    """Make the tasks of the indices 0, 1, 2 and so on, but for those that cannot be made: some generators have such.
+
+    Raises what `make` raises, a LocalError, for the last of FAILED_LIMIT in a row.
+    """
+    failed = 0
+    for index in count():
+        try:
+            task = make(index)
+        except LocalError:
+            failed += 1
+            if failed == FAILED_LIMIT:
+                raise
+            continue
+        failed = 0
+        yield task
+
+
 class TaskTable:
     """The assignment of a swarm's tasks. Equal kinds, in any order, make equal tables."""
 
@@ -283,6 +307,10 @@ class TaskTable:
     def assigned(self, swarm_id: SwarmId, origin: PeerId, round: int, index: int) -> TaskRef:
         """Return the task of `origin` at this index of its round: derived, so that nobody chooses what it is asked."""
         return self.of_seed(assigned_seed(swarm_id, origin, round, index), index)
+
+    def is_assigned(self, swarm_id: SwarmId, origin: PeerId, round: int, ref: TaskRef) -> bool:
+        """Return whether `ref` is a task that `origin` may have come to in this round, and not one it looked for."""
+        return ref.index < INDEX_LIMIT and ref == self.assigned(swarm_id, origin, round, ref.index)
 
     def of_seed(self, seed: int, index: int) -> TaskRef:
         """Return the task of a seed: which kind it is of follows from it, by the weights."""
@@ -330,11 +358,11 @@ class TaskSource:
         return frozenset(name for name, family in self._families.items() if family.peer_safe)
 
     def draw(self, swarm_id: SwarmId, origin: PeerId, round: int, index: int) -> Task:
-        """Make the task that the table assigns."""
+        """Make the task that the table assigns. Raises LocalError where its family makes none of it."""
         return self.task(self.table.assigned(swarm_id, origin, round, index))
 
     def task(self, ref: TaskRef) -> Task:
-        """Make the task of `ref`. Raises RemoteError where it is not one of this source's."""
+        """Make the task of `ref`. Raises RemoteError where it is not one of this source's, and as `TaskFamily.make`."""
         return self._made(ref)
 
     def _make(self, ref: TaskRef) -> Task:

@@ -21,7 +21,7 @@ from shoal.node.sapo.generation import rewards_of
 from shoal.node.sapo.groups import mean
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy, Sample, completion_mask, module_of, trained_parameters
-from shoal.node.sapo.tasks import Task, TaskChoice
+from shoal.node.sapo.tasks import Task, TaskChoice, makeable
 from shoal.node.sapo.updates import GRADIENT_LIMIT
 from shoal.node.training.muon import Muon
 from shoal.protocol.errors import ConfigError
@@ -95,8 +95,7 @@ class Lessons:
         return [self._lesson(choice) for choice in drawn]
 
     def _lesson(self, choice: TaskChoice) -> Lesson:
-        token = self._random.getrandbits(128).to_bytes(16, "big")
-        task = choice.family.make(choice.settings, seed_of(token, context=_DOMAIN), 0)
+        task = next(makeable(lambda _: choice.family.make(choice.settings, self._seed(), 0)))
         answer = choice.family.answer(task)
         if answer is None:
             raise ConfigError(
@@ -105,6 +104,9 @@ class Lessons:
                 "[workload.options] for no teaching"
             )
         return Lesson(task=task, answer=answer)
+
+    def _seed(self) -> int:
+        return seed_of(self._random.getrandbits(128).to_bytes(16, "big"), context=_DOMAIN)
 
 
 def warm_up(

@@ -6,6 +6,19 @@ from tests.planted.bugs import Bug, bug
 
 PROTOCOL: tuple[Bug, ...] = (
     bug(
+        "one peer's word leads a node's gossip as far as it says",
+        "tests/protocol/test_pairing.py"
+        "::test_one_peers_word_leads_a_round_a_step_and_that_of_two_to_where_both_have_come",
+        "return max(second, min(first, self.round + LED_ALONE_ROUNDS))",
+        "return first",
+    ),
+    bug(
+        "an offer of a round far from a node's own is declined",
+        "tests/protocol/test_pairing.py::test_one_who_lies_of_its_round_keeps_nobody_apart_and_leads_nobody_far",
+        "if offer.shape != self._shape:\n    return self._refuse(peer, offer)\n",
+        "if offer.shape != self._shape or abs(offer.round - self.round) > 1:\n    return self._refuse(peer, offer)\n",
+    ),
+    bug(
         "a link is looked for in the first line alone, where a note may stand",
         "tests/protocol/test_swarm_link.py::test_link_is_found_in_what_was_copied_with_it",
         "found: list[str] = _LINK.findall(text)",

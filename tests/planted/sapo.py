@@ -6,6 +6,45 @@ from tests.planted.bugs import Bug, bug
 
 SAPO: tuple[Bug, ...] = (
     bug(
+        "a log-probability of an engine that is none once it is packed ends the node",
+        "tests/node/sapo/test_completions.py::test_reply_that_is_none_is_refused",
+        "except ValueError as error:  # checked there alone",
+        "except ZeroDivisionError as error:  # checked there alone",
+    ),
+    bug(
+        "a family whose warm-up was interrupted is taken for warm",
+        "tests/node/sapo/test_sandbox.py"
+        "::test_sandbox_family_whose_warm_up_is_interrupted_scores_nothing_and_is_warmed_up_in_another_process",
+        "if time.monotonic() - began >= limit_s:",
+        "if False:",
+    ),
+    bug(
+        "a family that has been interrupted is warmed up again where its imports are half there",
+        "tests/node/sapo/test_sandbox.py"
+        "::test_sandbox_family_whose_warm_up_is_interrupted_scores_nothing_and_is_warmed_up_in_another_process",
+        """
+            self.close()
+            return [None] * len(texts)
+        reason = reply.reason if isinstance(reply, Failed) else reply
+        """,
+        """
+            return [None] * len(texts)
+        reason = reply.reason if isinstance(reply, Failed) else reply
+        """,
+    ),
+    bug(
+        "a text is worth 0 whose child died before it read it",
+        "tests/node/sapo/test_sandbox.py::test_sandbox_child_that_died_before_it_was_locked_was_killed_by_no_text",
+        "return scores, locked  # before",
+        "return scores, True  # before",
+    ),
+    bug(
+        "a disk that can only be read ends a node that shares rollouts",
+        "tests/node/sapo/test_group_store.py::test_disk_that_can_only_be_read_costs_no_group_and_raises_nothing",
+        "_remove(self._path(digest, held.round))",
+        "self._path(digest, held.round).unlink(missing_ok=True)",
+    ),
+    bug(
         "all agents are taught the same lessons",
         "tests/node/sapo/test_agent_process.py"
         "::test_each_agent_is_taught_lessons_of_its_own_unless_all_are_to_begin_with_one_policy",
@@ -42,10 +81,57 @@ SAPO: tuple[Bug, ...] = (
         "tests/node/sapo/test_scorer_faults.py"
         "::test_direct_scorer_that_never_answers_is_interrupted_and_told_of_with_its_place",
         """
-        with limited(self._direct_limit_s):
-            rewards.append(score_directly(self._faults, family, task, text))
+        with limited(min(self._text_limit_s, left_s)):
+            rewards.append(score_directly(self._faults, family, task, texts[len(rewards)]))
         """,
-        "rewards.append(score_directly(self._faults, family, task, text))",
+        "rewards.append(score_directly(self._faults, family, task, texts[len(rewards)]))",
+    ),
+    bug(
+        "each text of a direct scorer has time of its own",
+        "tests/node/sapo/test_scorer_faults.py"
+        "::test_texts_that_a_direct_scorer_takes_long_for_share_the_time_of_their_task",
+        "deadline = time.monotonic() + self._task_limit_s",
+        "deadline = math.inf",
+    ),
+    bug(
+        "a term of many names is as little work as one of none",
+        "tests/node/sapo/test_scorers.py::test_polynomial_with_long_terms_takes_more_work_than_one_with_short_ones",
+        "return len(value) + sum(map(len, value))",
+        "return len(value)",
+    ),
+    bug(
+        "a task that cannot be made ends its agent",
+        "tests/node/sapo/test_learner.py::test_tasks_that_cannot_be_made_are_skipped",
+        "if failed == FAILED_LIMIT:",
+        "if failed:",
+    ),
+    bug(
+        "an origin chooses among all indices",
+        "tests/node/sapo/test_judge.py::test_task_beyond_what_a_round_comes_to_is_foreign",
+        "return ref.index < INDEX_LIMIT and ref == ",
+        "return ref == ",
+    ),
+    bug(
+        "a peer's task may take for ever to make",
+        "tests/node/sapo/test_judge.py"
+        "::test_task_that_takes_too_long_to_make_is_refused_as_one_that_is_not_scored_in_time",
+        """
+        with limited(TASK_LIMIT_S):
+            return self._source.task(group.task)
+        """,
+        "return self._source.task(group.task)",
+    ),
+    bug(
+        "one long text that another wrote too makes a group a copy",
+        "tests/node/sapo/test_judge.py::test_group_is_a_copy_if_most_of_its_texts_are_different_ones_of_somebody_else",
+        "if 2 * len(copied) > len(one.group.completions) and ",
+        "if 2 * len(copied) > len(texts) and ",
+    ),
+    bug(
+        "one sentence over and over makes a group a copy",
+        "tests/node/sapo/test_judge.py::test_group_is_a_copy_if_most_of_its_texts_are_different_ones_of_somebody_else",
+        "COPIES_LEAST = 2",
+        "COPIES_LEAST = 1",
     ),
     bug(
         "a process that scores outlives its node",
@@ -275,8 +361,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "offers of tasks that nobody was assigned are drawn",
         "tests/node/sapo/test_selection.py::test_offers_that_may_not_be_drawn_are_counted_by_reason",
-        "    return False\nself._own_tasks.add(offer.digest)",
-        "    return True\nself._own_tasks.add(offer.digest)",
+        "    return False\nself._own_tasks.add(offer.key)",
+        "    return True\nself._own_tasks.add(offer.key)",
     ),
     bug(
         "the judge believes announced rewards",

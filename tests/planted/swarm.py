@@ -488,6 +488,53 @@ SWARM: tuple[Bug, ...] = (
         "crowd = self._origins.values()",
     ),
     bug(
+        "whoever sends an old announcement again makes its signer pay",
+        "tests/protocol/test_offer_book.py::test_what_was_replayed_is_not_taken_and_its_signer_not_to_blame",
+        'that came before", reason=Reason.REPLAYED)',
+        'that came before", reason=Reason.REPLAYED, peer=peer)',
+    ),
+    bug(
+        "gossip that is sent again makes its signer pay for too much of it",
+        "tests/swarm/test_rollouts.py::test_gossip_that_is_sent_again_costs_its_signer_nothing",
+        "self.rejected[Reason.QUOTA] += 1  # anybody",
+        "self._reject(RolloutError('', reason=Reason.QUOTA, peer=peer))  # anybody",
+    ),
+    bug(
+        "a neighbour's forged news is the fault of whom it names",
+        "tests/swarm/test_rollouts.py::test_neighbour_that_makes_news_up_is_to_blame_and_nobody_it_names",
+        "origin = open_announcement(sealed, self._swarm_id, peer=peer).origin",
+        "origin = PeerId(peek_announcement(sealed, peer=peer).sender)",
+    ),
+    bug(
+        "who announces another's digest first is its only origin",
+        "tests/protocol/test_offer_book.py::test_digest_that_two_offer_is_offered_by_each_whoever_comes_first",
+        "if (peer, announcement.digest) in self._offers or",
+        "if announcement.digest in self._offered_by or",
+    ),
+    bug(
+        "who only holds a group pays for a size that its origin made up",
+        "tests/protocol/test_group_pull.py::test_wrong_bytes_are_told_and_the_next_server_is_asked_from_the_start",
+        "self._peer if self._peer == self._offer.origin else None",
+        "self._peer",
+    ),
+    bug(
+        "a group that a thief announced is held, and its maker's offer of it not taken",
+        "tests/swarm/test_rollouts.py::test_group_that_its_announcer_did_not_make_is_not_held",
+        "if maker_of(data) in {offer.origin for offer in offers}:",
+        "if True:",
+    ),
+    bug(
+        "a thief's offer uses up that of who made the group",
+        "tests/node/sapo/test_intake.py"
+        "::test_thief_of_a_digest_pays_for_what_it_announced_and_its_maker_is_judged_by_its_own",
+        """
+        return self.origin, self.digest
+        """,
+        """
+        return PeerId(""), self.digest
+        """,
+    ),
+    bug(
         "origins that strangers invented keep others out",
         "tests/protocol/test_offer_book.py::test_origin_of_a_higher_rank_is_followed_in_the_place_of_a_stranger",
         "if gone is None and self._rank(newcomer) > Rank.STRANGER:",

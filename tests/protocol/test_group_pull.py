@@ -73,12 +73,14 @@ def test_wrong_bytes_are_told_and_the_next_server_is_asked_from_the_start() -> N
     lab.asked()
     lab.chunk(FIRST)
     lab.asked()
-    with pytest.raises(RolloutError, match="other bytes"):
+    with pytest.raises(RolloutError, match="other bytes") as caught:
         lab.chunk(SECOND[::-1])
+    assert caught.value.peer == A, "its own offer"
     assert lab.pull.failed() == len(DATA)
     assert lab.asked() == (B, 0, 20.0)
-    with pytest.raises(RolloutError, match="another size"):
+    with pytest.raises(RolloutError, match="another size") as caught:
         lab.chunk(FIRST[1:])
+    assert caught.value.peer is None, "the size may be a lie of the offer's origin"
     lab.pull.failed()
     assert lab.pull.next(0.0) == GivenUp(spent=False)
     assert lab.tally.wasted_bytes == lab.tally.fetched_bytes == len(DATA) + CHUNK_LIMIT_BYTES - 1

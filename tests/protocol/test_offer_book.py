@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shoal.protocol import offer_book
@@ -32,7 +33,8 @@ class Origin:
         self.peer_id = identity.peer_id
         self._sealer = Sealer(identity, SWARM, boot)
 
-    def announce(self, index: int, *, round_number: int = 0, text: str = "7") -> bytes:
+    def announce(self, index: int, *, round_number: int = 0, text: str = "7", digest: bytes | None = None) -> bytes:
+        """digest: another group's than its own."""
         seed = assigned_seed(SWARM, self.peer_id, round_number, index)
         group = RolloutGroup(
             origin=self.peer_id,
@@ -41,16 +43,24 @@ class Origin:
             task=TaskRef(family="sums", version="1", config=b"\x80", seed=seed, index=index),
             completions=(text, "8"),
         )
-        return seal_announcement(self._sealer, announce_group(group, encode_group(group), (1.0, 0.0)))
+        announcement = announce_group(group, encode_group(group), (1.0, 0.0))
+        if digest is not None:
+            announcement = msgspec.structs.replace(announcement, digest=digest)
+        return seal_announcement(self._sealer, announcement)
 
 
 def book_of(**limits: float) -> OfferBook:
     return OfferBook(SWARM, ME.peer_id, BookLimits(**limits))  # type: ignore[arg-type]
 
 
+NOBODYS_FAULT = {Reason.REPLAYED, Reason.STALE, Reason.QUOTA}
+
+
 def refusal(book: OfferBook, sealed: bytes, peer: PeerId, *, now: float = 0.0) -> Reason:
+    """The reason, and on the way who is to blame: nobody for what anybody can bring about by sending it again."""
     with pytest.raises(RolloutError) as caught:
         book.receive(sealed, peer=peer, now=now, round_number=0)
+    assert caught.value.peer == (None if caught.value.reason in NOBODYS_FAULT else peer)
     return caught.value.reason
 
 
@@ -184,13 +194,42 @@ def test_missing_numbers_reach_back_a_window_at_most(monkeypatch: pytest.MonkeyP
     assert book.missing(ALICE.peer_id, 64) == CatchUpRequest(boot=2, newest=1)
 
 
-def test_holders_are_the_origin_and_those_who_say_so() -> None:
+def test_what_was_replayed_is_not_taken_and_its_signer_not_to_blame() -> None:
+    book, alice = book_of(burst=2.0), Origin(ALICE)
+    sealed = alice.announce(0)
+    digest = receive(book, sealed, alice)
+    for reason in (Reason.REPLAYED, Reason.QUOTA):
+        with pytest.raises(RolloutError) as caught:
+            book.receive(sealed, peer=ALICE.peer_id, now=0.0, round_number=0)
+        assert (caught.value.reason, caught.value.peer) == (reason, None)
+    assert [offer.digest for offer in book.offers()] == [digest]
+
+
+def test_digest_that_two_offer_is_offered_by_each_whoever_comes_first() -> None:
+    book, alice, thief = book_of(), Origin(ALICE), Origin(BOB)
+    own = receive(book_of(), alice.announce(0), alice)
+    receive(book, thief.announce(7, digest=own), thief, round_number=1)
+    receive(book, alice.announce(0), alice, round_number=2)
+    assert [offer.key for offer in book.offers()] == [(thief.peer_id, own), (alice.peer_id, own)]
+    assert [offer.announcement.task.index for offer in book.offers()] == [7, 0]
+    assert refusal(book, alice.announce(1, digest=own), ALICE.peer_id) == Reason.DUPLICATE
+    assert refusal(book, thief.announce(8, digest=own), BOB.peer_id) == Reason.DUPLICATE
+    book.note_holder(own, ME.peer_id)
+    assert book.expire(2) == 1  # the thief's goes, and takes nothing of the other's along
+    assert [offer.key for offer in book.offers()] == [(alice.peer_id, own)]
+    assert book.get(own) == book.offers()[0]
+    assert book.holders(own) == (ME.peer_id,)
+    book.forget(ALICE.peer_id)
+    assert (book.get(own), book.holders(own), len(book)) == (None, (), 0)
+
+
+def test_holders_are_those_who_say_so() -> None:
     book, alice = book_of(), Origin(ALICE)
     digest = receive(book, alice.announce(0), alice)
     for _ in range(2):
         book.note_holder(digest, BOB.peer_id)
     book.note_holder(bytes(32), BOB.peer_id)
-    assert book.holders(digest) == (ALICE.peer_id, BOB.peer_id)
+    assert book.holders(digest) == (BOB.peer_id,)
     assert book.holders(bytes(32)) == ()
     book.forget(ALICE.peer_id)
     assert book.holders(digest) == ()

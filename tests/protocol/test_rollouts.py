@@ -33,6 +33,7 @@ from shoal.protocol.rollouts import (
     encode_batch,
     encode_group,
     is_own_task,
+    maker_of,
     open_announcement,
     reward_moments,
     sampling_seed,
@@ -169,6 +170,7 @@ def test_arbitrary_bytes_raise_nothing_else(data: bytes) -> None:
             assert caught.value.peer == BOB.peer_id
     with pytest.raises(RolloutError):
         open_announcement(data, SWARM)
+    assert maker_of(data) is None
 
 
 @FUZZ
@@ -260,6 +262,14 @@ def unchecked(group: RolloutGroup, completions: tuple[str, ...]) -> RolloutGroup
     made = msgspec.structs.replace(group, completions=("a", "b"))
     msgspec.structs.force_setattr(made, "completions", completions)
     return made
+
+
+def test_maker_of_a_group_is_whom_it_names_whatever_else_it_says() -> None:
+    assert maker_of(encode_group(group_of(ALICE))) == ALICE.peer_id
+    assert maker_of(encode_group(group_of(BOB))) == BOB.peer_id
+    assert maker_of(canonical({"origin": "nobody", "more": [1]})) == "nobody"
+    for data in (b"", b"\x81" * 10_000, canonical({"origin": 7}), canonical(["origin"]), b"\x81\xa6origin\xa1\xff"):
+        assert maker_of(data) is None
 
 
 def test_group_other_than_announced_is_mislabelled() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 import trio
 
@@ -12,6 +13,7 @@ from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.offer_book import BookLimits
 from shoal.protocol.rollouts import (
     CHUNK_LIMIT_BYTES,
+    Announcement,
     AnnouncementBatch,
     CatchUpRequest,
     GroupChunk,
@@ -23,13 +25,14 @@ from shoal.protocol.rollouts import (
     digest_of,
     encode_batch,
     encode_group,
+    peek_announcement,
 )
 from shoal.protocol.wire import canonical
 from shoal.swarm import rollouts
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, ROLLOUT_PROTOCOL, ExchangeLimits, RolloutExchange
 from shoal.swarm.streams import MessageStream
-from tests.swarm.rollout_lab import SWARM, TOPIC, Node, running
+from tests.swarm.rollout_lab import SWARM, TOPIC, Node, identity, running
 from tests.waiting import WAIT_S, until
 
 CATCH_UP = f"{CATCH_UP_PROTOCOL}/{SWARM.hex()[:16]}"
@@ -423,7 +426,8 @@ async def test_attacker_cannot_keep_honest_offers_away() -> None:
                 )
             )
             assert {peer for peer, _ in node.blamed} == {attacker.peer}
-            assert sum(node.blamed.values()) == sum(rejected.values())
+            time_alone = rejected[Reason.REPLAYED] + rejected[Reason.QUOTA]  # nobody's fault
+            assert sum(node.blamed.values()) + time_alone == sum(rejected.values())
             assert len(node.exchange.book) <= 64
             assert sum(offer.origin == attacker.peer for offer in node.exchange.offers()) <= 32
             node.ignores.add(attacker.peer)
@@ -433,6 +437,68 @@ async def test_attacker_cannot_keep_honest_offers_away() -> None:
             await until(lambda node=node: node.exchange.rejected[Reason.IGNORED])
             assert node.offered() == before[node.seed]
         assert attacker.host.handler_errors == 0
+
+
+async def test_gossip_that_is_sent_again_costs_its_signer_nothing() -> None:
+    near, far = Node(1), Node(2, limits=ExchangeLimits(messages_per_second=1e-3, messages_burst=3.0))
+    async with running(near, far):
+        sealed, digest = sealed_group(near, 0)
+        batch = encode_batch(AnnouncementBatch(announcements=(sealed,)))
+        for _ in range(5):  # as if somebody else sent it
+            await near.host.publish(TOPIC, batch)
+        await until(lambda: far.exchange.rejected.total() == 4)
+        assert far.exchange.rejected == {Reason.REPLAYED: 2, Reason.QUOTA: 2}
+        assert far.offered() == {digest}
+        assert not far.blamed
+
+
+async def test_digest_of_a_group_that_another_made_is_pulled_once_and_taken_from_nobody() -> None:
+    """A thief announces it first, of a wrong size; who only holds it is not to blame that it has the right one."""
+    origin, thief, holder, reader = nodes = [Node(seed) for seed in (1, 2, 3, 4)]
+    async with running(*nodes):
+        data = encode_group(origin.group(0))
+        made = announce_group(origin.group(0), data, (1.0, 0.0, 1.0, 0.0))
+        stolen = msgspec.structs.replace(made, task=thief.group(0).task, size_bytes=len(data) - 1)
+        await publish(thief, stolen)
+        await until(lambda: made.digest in reader.offered())
+        holder.store.keep(made.digest, data)
+        reader.exchange.book.note_holder(made.digest, holder.peer)
+        assert await reader.fetch(made.digest) == {}
+        assert reader.blamed == {(thief.peer, Reason.UNAVAILABLE): 1}
+        await origin.exchange.announce(made, data)
+        await until(lambda: len(reader.exchange.offers()) == 2)
+        before = reader.exchange.bytes_fetched
+        assert await reader.fetch(made.digest) == {made.digest: data}
+        assert reader.exchange.bytes_fetched - before == len(data)
+        assert reader.store.get(made.digest) == data
+        assert {peer for peer, _ in reader.blamed} == {thief.peer}
+
+
+async def test_group_that_its_announcer_did_not_make_is_not_held() -> None:
+    """The one that made it may offer it as well; what is held here is not taken any more."""
+    origin, thief, reader = nodes = [Node(seed) for seed in (1, 2, 3)]
+    async with running(*nodes):
+        data = encode_group(origin.group(0))
+        made = announce_group(origin.group(0), data, (1.0, 0.0, 1.0, 0.0))
+        thief.store.keep(made.digest, data)
+        await publish(thief, msgspec.structs.replace(made, task=thief.group(0).task))
+        await until(lambda: made.digest in reader.offered())
+        assert await reader.fetch(made.digest) == {made.digest: data}
+        assert reader.store.get(made.digest) is None
+        assert not reader.blamed, "that is for who judges it"
+
+
+def sealed_group(node: Node, index: int) -> tuple[bytes, bytes]:
+    """A group of this node's, announced and sealed, and its digest."""
+    group = node.group(index)
+    announcement = announce_group(group, encode_group(group), (1.0, 0.0, 1.0, 0.0))
+    return rollouts.seal_announcement(node.sealer, announcement), announcement.digest
+
+
+async def publish(node: Node, announcement: Announcement) -> None:
+    """Announce whatever it is."""
+    sealed = rollouts.seal_announcement(node.sealer, announcement)
+    await node.host.publish(TOPIC, encode_batch(AnnouncementBatch(announcements=(sealed,))))
 
 
 async def test_malformed_requests_end_their_stream_and_are_counted() -> None:
@@ -481,6 +547,31 @@ async def test_node_with_neighbours_asks_them_for_news_each_period(monkeypatch: 
     async with running(*nodes):
         digest = await nodes[0].announce(0)
         await until(lambda: nodes[1].offered() == {digest})
+
+
+async def test_neighbour_that_makes_news_up_is_to_blame_and_nobody_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "NEWS_PERIOD_S", 0.1)
+    nodes = [Node(seed, has_neighbours=True) for seed in (1, 2, 3)]
+    named, liar, reader = nodes
+    invented, unheard = identity(99).peer_id, Node(4)
+    sealed = [sealed_group(liar, index)[0] for index in range(2)]
+    made_up = [
+        canonical(msgspec.structs.replace(peek_announcement(one), sender=sender, seq=1000, signature=bytes(64)))
+        for one, sender in zip(sealed, (named.peer, invented), strict=True)
+    ]
+    first, digest = sealed_group(unheard, 0)
+    for answer in (first, *made_up, sealed_group(unheard, 1)[0]):
+        liar.exchange._news.note(answer)
+    reader.is_ignored = lambda peer: peer == liar.peer and bool(reader.blamed)  # type: ignore[method-assign]
+    reader.exchange = reader.new_exchange()
+    reader.exchange._collect = lambda message: None  # type: ignore[method-assign]
+
+    async with running(*nodes):
+        await until(lambda: reader.blamed)
+        assert reader.blamed == {(liar.peer, Reason.FORGED): 1}
+        assert reader.exchange.rejected == {Reason.FORGED: 1}
+        assert reader.offered() == {digest}, "what came after it is dropped"
+        assert reader.exchange.book._origins.keys() == {unheard.peer}
 
 
 async def test_news_are_for_those_that_take_part() -> None:

@@ -100,6 +100,28 @@ class ImportsLate(Executes):
         return colorsys.rgb_to_hsv(0.5, 0.5, 0.5)[2]
 
 
+class WarmsUp(Executes):
+    """Warms up until the file `ready` of its config is there, or catches that this takes too long; else it raises."""
+
+    name = "warms-up"
+    executes_text = False
+    warm = False
+
+    def check(self, config: Config) -> None:
+        """Takes any."""
+
+    def warm_up(self, task: Task) -> None:
+        with suppress(*[BaseException] * bool(task.config["catches"])):
+            while not Path(str(task.config["ready"])).exists():
+                pass
+            self.warm = True
+
+    def score(self, task: Task, text: str) -> float:
+        if not self.warm:
+            raise ImportError
+        return float(text)
+
+
 class Unmakeable(Executes):
     """Cannot make its task where it is scored, though it can here."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.tasks import Config, Task, TaskFamily, check_options
+from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 
 
@@ -31,6 +32,17 @@ class Sums(TaskFamily):
         most = config.get("most", 9)
         assert isinstance(most, int)
         return dice.randint(0, most), dice.randint(0, most)
+
+
+class SomeSums(Sums):
+    """Sums of even seeds only."""
+
+    name = "some-sums"
+
+    def question(self, config: Config, seed: int, index: int) -> str:
+        if seed % 2:
+            raise LocalError("an odd seed")
+        return super().question(config, seed, index)
 
 
 SUMS = Sums()

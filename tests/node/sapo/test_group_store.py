@@ -128,6 +128,29 @@ def test_disk_that_cannot_be_written_leaves_the_group_in_memory(
     assert len(caplog.records) == 1
 
 
+def test_disk_that_can_only_be_read_costs_no_group_and_raises_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    store = GroupStore(tmp_path, limits=StoreLimits(rounds=1))
+    old = keep(store, b"old")
+    store.advance(1)
+    for place, name in ((os, "replace"), (Path, "unlink")):
+        monkeypatch.setattr(place, name, read_only)
+    new = keep(store, b"new")
+    store.advance(2)
+    assert (store.get(old), store.get(new)) == (None, b"new")
+    assert (store.disk_bytes, store.memory_bytes, len(store)) == (0, 3, 1)
+    temporary = tmp_path / "1" / f".{new.hex()}"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the file {temporary} stays: Read-only file system",
+        f"the group in {tmp_path / '1' / new.hex()} is held in memory alone: Read-only file system",
+        f"the file {tmp_path / '0' / old.hex()} stays: Read-only file system",
+    ]
+
+
 def test_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot use the rollout folder"):

@@ -13,7 +13,7 @@ from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
 from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import assigned_seed
 from shoal.protocol.wire import SwarmId
-from tests.node.sapo.sums import Sums, score
+from tests.node.sapo.sums import SUMS, SomeSums, Sums, score
 
 SETTINGS = CharModelSettings(width=16, layers=1, heads=2, prompt_chars=4, completion_tokens=3, alphabet="01234+=")
 
@@ -65,6 +65,13 @@ def test_held_out_tasks_are_the_same_for_everybody_and_nobody_is_assigned_one() 
     assert families["sums"] / 200 == pytest.approx(0.75, abs=0.08)
     assigned = {assigned_seed(SwarmId(bytes(32)), PeerId("p"), 0, index) for index in range(200)}
     assert not assigned & {task.ref.seed for task in tasks}
+
+
+def test_held_out_tasks_that_cannot_be_made_are_replaced() -> None:
+    tasks = held_out_tasks(TaskSource([TaskChoice(family=SomeSums(), config={"most": 2})]))
+    assert all(task.question == SUMS.question({"most": 2}, task.ref.seed, 0) for task in tasks)
+    every = held_out_tasks(TaskSource([TaskChoice(family=Sums(), config={"most": 2})]), 1000)
+    assert [task.ref.seed for task in tasks] == [one.ref.seed for one in every if one.ref.seed % 2 == 0][:200]
 
 
 def test_the_reward_is_the_mean_of_the_greedy_answers_in_all_and_by_family() -> None:

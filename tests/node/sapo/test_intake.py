@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from shoal.lab.bench.sapo_swarm import collect
@@ -72,6 +73,23 @@ def test_only_what_is_chosen_is_pulled_and_never_twice() -> None:
     assert peers.pulled_bytes == total_bytes(peers.offers) == intake.budget.trained_bytes
     assert peers.take(intake, 4, 4) == []
     assert not intake.rejected
+
+
+def test_thief_of_a_digest_pays_for_what_it_announced_and_its_maker_is_judged_by_its_own() -> None:
+    peers, intake = Peers(), new_intake()
+    (offer, data), (own, _) = offer_of(group_of(ALICE)), offer_of(group_of(LIAR))
+    stolen = replace(own, announcement=msgspec.structs.replace(own.announcement, digest=offer.digest))
+    peers._add(stolen, data)
+    assert peers.take(intake, 1) == []  # the thief's alone is here so far
+    assert intake.trust.demerits(LIAR) == WEIGHTS[Reason.MISLABELLED]
+    peers._add(offer, data)
+    assert peers.take(intake, 1) == [ALICE]
+    peers, intake = Peers(), new_intake()
+    peers._add(stolen, data)
+    peers._add(offer, data)
+    assert peers.take(intake, 2) == [ALICE]  # both at once
+    assert intake.rejected == {Reason.MISLABELLED: 1}
+    assert (intake.trust.demerits(ALICE), intake.trust.demerits(LIAR)) == (0.0, WEIGHTS[Reason.MISLABELLED])
 
 
 def test_round_tells_what_each_task_family_earned() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,9 +15,10 @@ from shoal.node.sapo import judge as judge_module
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.judge import COPY_LEAST_BYTES, Judge
 from shoal.node.sapo.selection import Verdict
-from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
+from shoal.node.sapo.tasks import INDEX_LIMIT, Config, Task, TaskChoice, TaskSource
 from shoal.node.sapo.trust import WEIGHTS, Replayed
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest_rollouts import GROUPS_LIMIT, OVER_PROVISION_LIMIT
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import (
     Reason,
@@ -141,6 +143,14 @@ def test_chosen_seed_or_family_is_a_foreign_task() -> None:
         assert refusal(judge, *offer_of(changed, (1.0, 0.0, 1.0, 0.0))) == Reason.FOREIGN_TASK
 
 
+def test_task_beyond_what_a_round_comes_to_is_foreign() -> None:
+    """Among 2^32 indices whoever wants a task that takes long to make finds one."""
+    judge = new_judge()
+    assert accepts(judge, *offer_of(group_of(ALICE, INDEX_LIMIT - 1)))
+    assert refusal(judge, *offer_of(group_of(ALICE, INDEX_LIMIT))) == Reason.FOREIGN_TASK
+    assert INDEX_LIMIT == 2 * (GROUPS_LIMIT + GROUPS_LIMIT) * OVER_PROVISION_LIMIT
+
+
 def test_copy_of_anothers_group_is_never_worth_anything() -> None:
     judge, original = new_judge(), group_of(ALICE)
     assert accepts(judge, *offer_of(original))
@@ -166,6 +176,7 @@ def test_long_texts_of_somebody_else_are_copies_even_where_they_are_right() -> N
 
 
 LONG_TEXTS = ["a" * 101, "b" * 102]
+SHORT_TEXTS = ["-", "no", "yes", "odd!", "fifth"]
 
 
 def by_length() -> Judge:
@@ -177,6 +188,26 @@ def test_copies_of_own_texts_are_known() -> None:
     judge = by_length()
     judge.note_own(LONG_TEXTS)
     assert refusal(judge, *offer_of(group_of(BOB, texts=LONG_TEXTS), (1.0, 0.0))) == Reason.COPIED
+
+
+def test_group_is_a_copy_if_most_of_its_texts_are_different_ones_of_somebody_else() -> None:
+    """Two models say one sentence, or repeat one token to the end, now and then."""
+    judge = by_length()
+    common = [letter * 101 for letter in "abcde"]
+    assert accepts(judge, *offer_of(group_of(ALICE, texts=[*common, "--"]), (1.0,) * 5 + (0.0,)))
+    offered = {
+        (*SHORT_TEXTS[:2], common[0]): None,
+        (*SHORT_TEXTS[:4], *common[:2]): None,
+        (*SHORT_TEXTS[:3], *common[:3]): None,
+        ("no", *common[:1] * 5): None,
+        (*SHORT_TEXTS[:3], *common[:2] * 2): Reason.COPIED,
+        (*SHORT_TEXTS, *common): None,
+        (*SHORT_TEXTS[:4], *common): Reason.COPIED,
+    }
+    for index, (texts, refused) in enumerate(offered.items()):
+        rewards = [len(text) % 2 for text in texts]
+        verdict, _ = judged(judge, *offer_of(group_of(BOB, index, texts=texts), rewards))
+        assert verdict.refused is refused, texts
 
 
 def test_original_that_was_heard_first_is_no_copy_though_its_copy_was_judged_first() -> None:
@@ -276,6 +307,32 @@ def test_generator_that_fails_is_an_unknown_task() -> None:
     ref = source.table.assigned(SWARM, ALICE, 0, 0)
     group = RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=("1", "2"))
     assert refusal(judge, *first_right(group)) == Reason.UNKNOWN_TASK
+
+
+class Slow(Sums):
+    """A generator that does not come to an end for some seeds."""
+
+    name = "slow"
+
+    def question(self, config: Config, seed: int, index: int) -> str:
+        if index:
+            threading.Event().wait(5)
+        return super().question(config, seed, index)
+
+
+def test_task_that_takes_too_long_to_make_is_refused_as_one_that_is_not_scored_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judge_module, "TASK_LIMIT_S", 0.05, raising=False)
+    source = TaskSource([TaskChoice(family=Slow(), config={"most": 9})])
+    judge = Judge(swarm_id=SWARM, source=source, score=lambda pairs: [float(text == "1") for _, text in pairs])
+
+    def group(index: int) -> RolloutGroup:
+        ref = source.table.assigned(SWARM, ALICE, 0, index)
+        return RolloutGroup(origin=ALICE, round=0, policy_version=0, task=ref, completions=("1", "2"))
+
+    found = judge.judge([first_right(group(1)), first_right(group(0))])
+    assert [one.verdict for one in found] == [Verdict(refused=Reason.UNSCORED), Verdict(rewards=(1.0, 0.0))]
 
 
 def test_a_text_that_is_not_scored_in_time_is_no_wrong_hint() -> None:

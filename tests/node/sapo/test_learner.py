@@ -153,6 +153,23 @@ def test_missing_groups_are_generated_instead() -> None:
     assert (alone.local, alone.external) == (6, 0)
 
 
+def test_tasks_that_cannot_be_made_are_skipped() -> None:
+    """Also in what is generated for want of others' groups, and the same ones whenever the round is made."""
+    market = Market()
+    learner = new_learner(market, local=3, external=2)
+
+    def draw(round: int, index: int) -> Task:
+        if index % 3:
+            raise LocalError("no such task")
+        return easy_task(round, index)
+
+    learner._draw = draw
+    assert [learner.run_round().local for _ in range(2)] == [5, 5]
+    assert [group.task for group in market.offered] == [
+        easy_task(round, index) for round in range(2) for index in (0, 3, 6, 9, 12)
+    ]
+
+
 def test_groups_that_the_tokenizer_cannot_express_are_replaced() -> None:
     market = Market([lesson(0, wrong="seven"), lesson(1), lesson(2, wrong="é"), lesson(3)])
     learner = new_learner(market, local=1, external=2)

@@ -16,7 +16,7 @@ from shoal.node.sapo.engine import SAMPLER_PROGRAM, running_agent
 from shoal.node.sapo.families import load_family
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
 from shoal.protocol.rollouts import Drawn, RolloutGroup, Sampling, decode_group, sampling_seed
-from tests.node.sapo.agent_lab import install_family
+from tests.node.sapo.agent_lab import FAMILY, install_family
 from tests.node.sapo.scripted_engine import ScriptedEngine, answer, completions
 from tests.node.sapo.test_agent_process import DEADLINE_S, ME, SWARM, begin
 from tests.waiting import until
@@ -109,6 +109,16 @@ def test_swarm_that_asks_for_no_labels_gets_groups_as_every_node_knows_them(sour
     with ScriptedEngine([], then=GROUP) as engine:
         made, _, _ = round_of(tmp_path, engine, labels=False)
     assert [(group.policy_version, group.sampling) for group in groups(made)] == [(7, msgspec.UNSET)] * 2
+
+
+def test_tasks_that_cannot_be_made_are_skipped(source: TaskSource, tmp_path: Path) -> None:
+    fails = FAMILY.replace("return f", 'if index in (0, 2, 3):\n            raise LocalError("odd")\n        return f')
+    imports = "from shoal.protocol.errors import LocalError\n"
+    (tmp_path / "families" / "even_tasks.py").write_text(fails.replace("\n\n\nclass", f"\n{imports}\n\nclass"))
+    with ScriptedEngine([], then=GROUP) as engine:
+        made, _, done = round_of(tmp_path, engine)
+    assert [group.task for group in groups(made)] == [source.draw(SWARM, ME, 0, index).ref for index in (1, 4)]
+    assert done.local == 2
 
 
 def test_engine_that_gives_nothing_costs_groups_and_the_round_ends(source: TaskSource, tmp_path: Path) -> None:

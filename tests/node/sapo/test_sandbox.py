@@ -16,12 +16,13 @@ import pytest
 
 from shoal.node.sapo import sandbox_process
 from shoal.node.sapo.sandbox import Sandbox
+from shoal.node.sapo.sandbox_process import SCORE, Begin, Worker
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
 from shoal.protocol.errors import ConfigError, LocalError
 from tests.node.lab import eventually
-from tests.node.sapo.hostile_family import Executes, ImportsLate, Unmakeable
+from tests.node.sapo.hostile_family import Executes, ImportsLate, Unmakeable, WarmsUp
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "correct horse battery staple"
@@ -287,6 +288,42 @@ def test_sandbox_takes_the_product_from_where_its_parent_has_it_and_not_from_wha
 def test_sandbox_family_has_imported_what_it_needs_before_it_is_locked(source: TaskSource, scorer: Scorer) -> None:
     task = source.families["imports-late"].make({}, 1, 0)
     assert scorer.score_each([(task, "")]) == [0.5]
+
+
+@pytest.mark.parametrize("catches", [False, True])
+def test_sandbox_family_whose_warm_up_is_interrupted_scores_nothing_and_is_warmed_up_in_another_process(
+    tmp_path: Path, catches: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shoal.node.sapo.sandbox.WARM_UP_LIMIT_S", 1.0)
+    monkeypatch.syspath_prepend(str(ROOT))
+    ready = tmp_path / "ready"
+    task = WarmsUp().make({"ready": str(ready), "catches": catches}, 1, 0)
+    with Sandbox([WarmsUp()]) as sandbox:
+        assert sandbox.score(task, ["0.75", "no"]) == [None, None]
+        assert ", or its warm_up(), took more than 1 s to begin: 2 texts so far are left out" in caplog.text
+        assert sandbox._process is None
+        ready.touch()
+        assert sandbox.score(task, ["0.75", "no"]) == [0.75, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        (b"", ([], False)),
+        (SCORE.pack(0.0, 0)[:5], ([], False)),
+        (SCORE.pack(0.0, 0), ([], True)),
+        (SCORE.pack(0.0, 0) + SCORE.pack(0.5, 0), ([(0.5, 0)], True)),
+    ],
+)
+def test_sandbox_child_that_died_before_it_was_locked_was_killed_by_no_text(
+    written: bytes, found: tuple[list[tuple[float, int]], bool]
+) -> None:
+    begin = Begin(path=[], families=[], locked=True, warm_up_limit_s=1.0, text_limit_s=60.0, task_limit_s=60.0)
+    reader, writer = os.pipe()
+    os.write(writer, written)
+    os.close(writer)
+    assert Worker(begin)._collect(reader, 2, time.monotonic() + 60.0) == found
+    os.close(reader)
 
 
 def test_sandbox_family_that_cannot_make_its_task_scores_nothing(source: TaskSource, scorer: Scorer) -> None:

@@ -8,14 +8,15 @@ import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from shoal.node.sapo import sandbox, sandbox_process
+from shoal.node.sapo import sandbox, sandbox_process, scoring
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scorer_faults import VERDICT_TEXTS, Faults
 from shoal.node.sapo.scoring import Scorer, score_directly
-from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
 from shoal.protocol.errors import ConfigError
 from tests.node.sapo.hostile_family import Hangs, Returns, ReturnsInSandbox, Stalls
 
@@ -114,14 +115,14 @@ def test_direct_scorer_that_never_answers_is_interrupted_and_told_of_with_its_pl
     family = Stalls()
     task, other = (family.make({}, 1, index) for index in range(2))
     source = TaskSource([TaskChoice(family=family, config={})])
-    with Scorer(source, direct_limit_s=0.1) as scorer:
+    with Scorer(source, text_limit_s=0.1) as scorer:
         texts = [(task, "0.25"), (task, text), (task, "0.5"), (other, "0.75")]
         assert scorer.score_each(texts, own=True) == [0.25, None, None, 0.75]
     ((level, line),) = told(caplog)
     assert level == logging.WARNING
     assert re.sub(r"line \d+", "line N", line) == (
-        f"score() of family 'stalls', at {FILE}, line N, took more than 0.1 s: 2 texts so far are left out; "
-        "correct it, to return 0 to 1"
+        f"score() of family 'stalls', at {FILE}, line N, took more than 0.1 s, or 10 s for a task's texts: "
+        "2 texts so far are left out; correct it, to return 0 to 1"
     )
     first = Stalls.score.__code__.co_firstlineno
     lines = FILE.read_text().splitlines()
@@ -131,12 +132,38 @@ def test_direct_scorer_that_never_answers_is_interrupted_and_told_of_with_its_pl
 
 def test_direct_scorer_that_never_answers_for_its_own_solution_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stalls, "solution", lambda family, task: "sleeps")
-    with scorer_of(Stalls(), direct_limit_s=0.1) as scorer, pytest.raises(ConfigError) as caught:
+    with scorer_of(Stalls(), text_limit_s=0.1) as scorer, pytest.raises(ConfigError) as caught:
         scorer.check()
     assert re.sub(r"line \d+", "line N", str(caught.value)) == (
-        f"score() of family 'stalls', at {FILE}, line N, took more than 0.1 s for its own solution(); "
-        "correct it, to return 0 to 1"
+        f"score() of family 'stalls', at {FILE}, line N, took more than 0.1 s, or 10 s for a task's texts for its own "
+        "solution(); correct it, to return 0 to 1"
     )
+
+
+def test_texts_that_a_direct_scorer_takes_long_for_share_the_time_of_their_task(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+
+    class Lasts(Returns):
+        def score(self, task: Task, text: str) -> float:
+            nonlocal now
+            now += 1.5
+            return super().score(task, text)
+
+    monkeypatch.setattr(scoring, "time", SimpleNamespace(monotonic=lambda: now), raising=False)
+    task, other = (Lasts().make({}, 1, index) for index in range(2))
+    with scorer_of(Lasts()) as scorer:
+        found = scorer.score_each([(task, "0.5")] * 64 + [(other, "0.25")])
+    assert found == [0.5] * 7 + [None] * 57 + [0.25]
+    begins = Lasts.score.__code__.co_firstlineno
+    assert told(caplog) == [
+        (
+            logging.WARNING,
+            f"score() of family 'returns', at {__file__}, line {begins}, took more than 2 s, or 10 s for a task's "
+            "texts: 57 texts so far are left out; correct it, to return 0 to 1",
+        )
+    ]
 
 
 @SAFE
@@ -153,9 +180,8 @@ def test_scorer_that_never_answers_in_the_sandbox_is_told_of_and_its_texts_left_
     assert told(caplog) == [
         (
             logging.WARNING,
-            f"score() of family 'hangs', at {FILE}, line {HANGS_AT}, took more than 0.5 s, or 1 s for a task's texts: "
-            "2 texts so far are left out; "
-            "correct it, to return 0 to 1",
+            f"score() of family 'hangs', at {FILE}, line {HANGS_AT}, or its warm_up(), took more than 0.5 s to begin: "
+            "2 texts so far are left out; correct it, to return 0 to 1",
         )
     ]
 
@@ -171,7 +197,7 @@ def test_scorer_that_never_answers_for_its_own_solution_in_the_sandbox_is_refuse
     with Scorer(source, text_limit_s=0.5, task_limit_s=1.0) as scorer, pytest.raises(ConfigError) as caught:
         scorer.check()
     assert str(caught.value) == (
-        f"score() of family 'hangs', at {FILE}, line {HANGS_AT}, took more than 0.5 s, or 1 s for a task's texts for "
+        f"score() of family 'hangs', at {FILE}, line {HANGS_AT}, or its warm_up(), took more than 0.5 s to begin for "
         "its own solution(); correct it, to return 0 to 1"
     )
 

@@ -7,12 +7,14 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from string import ascii_letters
 from typing import Any
 
 import pytest
 
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.scorers import SCORERS
+from shoal.node.sapo.scorers_algebra import ExpressionError, polynomial
 from shoal.node.sapo.scorers_logic import FormulaError, truth_table
 
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="the extra shoal[rl] is not installed")
@@ -251,6 +253,15 @@ def test_scorer_of_matrices_reads_lists_without_evaluating_them() -> None:
     assert score("[[0,1],\n [1,2]]", entry, None) == 0.1
     for text in ("[[0, 1], [1, 3]]", "[[0, 1], [1, 2]", "[0, 1]", "[]", "7", '["01", "12"]', "((0, 1), (1, 2))"):
         assert score(text, entry, None) == 0.0, text
+
+
+def test_polynomial_with_long_terms_takes_more_work_than_one_with_short_ones() -> None:
+    names = [f"{one}{other}" for one in ascii_letters for other in ascii_letters]
+    letters = "+".join(ascii_letters)
+    assert len(polynomial("(x + 1)**50")) == 51
+    assert len(polynomial(f"{names[0]}*({letters})")) == 52
+    with pytest.raises(ExpressionError, match="too much work"):
+        polynomial(f"{'*'.join(names[:200])}*({letters})")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from shoal.node.sapo.selection import OFFERS_PER_ORIGIN, ByteBudget, Selector, Weighting
+from shoal.node.sapo.tasks import INDEX_LIMIT
 from shoal.node.sapo.trust import WEIGHTS, Trust
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
@@ -56,9 +57,15 @@ def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
         about(offer(7, at=6), msgspec.structs.replace(group_of(ALICE, 7).task, family="other")),
     ]
     reasons = (Reason.STALE, Reason.IGNORED, Reason.NO_VARIANCE, Reason.FOREIGN_TASK, Reason.UNSAFE_FAMILY)
-    assert selector.eligible(offers, round_number=10, used={used.digest}) == ([fresh], dict.fromkeys(reasons, 1))
-    assert selector.eligible(offers, round_number=10, used={used.digest}) == ([fresh], {})
+    assert selector.eligible(offers, round_number=10, used={used.key}) == ([fresh], dict.fromkeys(reasons, 1))
+    assert selector.eligible(offers, round_number=10, used={used.key}) == ([fresh], {})
     assert trust.demerits(ALICE) == WEIGHTS[Reason.FOREIGN_TASK]  # once
+
+
+def test_offer_of_a_task_beyond_what_a_round_comes_to_is_foreign() -> None:
+    last, beyond = offer(INDEX_LIMIT - 1), offer(INDEX_LIMIT)
+    found = new_selector().eligible([last, beyond], round_number=0, used=())
+    assert found == ([last], {Reason.FOREIGN_TASK: 1})
 
 
 def test_groups_are_of_policies_that_can_be_gone_through_and_later_ones_wait() -> None:

@@ -13,6 +13,7 @@ import pytest
 from shoal.node.sapo.families import installed_families, load_choices, load_family
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import (
+    FAILED_LIMIT,
     Config,
     Task,
     TaskChoice,
@@ -20,6 +21,7 @@ from shoal.node.sapo.tasks import (
     TaskSource,
     answer_in,
     check_options,
+    makeable,
     pack_config,
     unpack_config,
 )
@@ -163,6 +165,22 @@ def test_source_refuses_nothing_and_the_same_twice() -> None:
 def test_family_that_makes_no_question_is_an_error() -> None:
     with pytest.raises(LocalError, match="'silent' made no question"):
         Silent().make({}, 1, 0)
+
+
+def test_tasks_are_those_that_can_be_made_unless_there_are_none() -> None:
+    asked: list[int] = []
+
+    def make(index: int) -> Task:
+        asked.append(index)
+        if index % FAILED_LIMIT or index > 2 * FAILED_LIMIT:
+            raise LocalError(f"no task at {index}")
+        return Reversal().make({}, 1, index)
+
+    tasks = makeable(make)
+    assert [next(tasks).ref.index for _ in range(3)] == [0, 100, 200]
+    with pytest.raises(LocalError, match=r"^no task at 300$"):
+        next(tasks)
+    assert asked == list(range(301))
 
 
 @pytest.mark.parametrize(

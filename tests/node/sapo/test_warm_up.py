@@ -7,7 +7,7 @@ from shoal.node.sapo.families import load_family
 from shoal.node.sapo.tasks import Task, TaskChoice
 from shoal.node.sapo.warm_up import Lessons, WarmUpProgress, WarmUpSettings, warm_up
 from shoal.protocol.errors import ConfigError
-from tests.node.sapo.sums import SUMS, Sums, score
+from tests.node.sapo.sums import SUMS, SomeSums, Sums, score
 
 SETTINGS = CharModelSettings(width=32, layers=1, heads=2, prompt_chars=4, completion_tokens=3, alphabet="01234+=")
 
@@ -59,6 +59,15 @@ def test_lessons_of_the_gym_get_full_reward() -> None:
     family = load_family("base_conversion")
     lessons = Lessons([TaskChoice(family=family, config="easy")], seed=1, stream="lessons").draw(10)
     assert [family.score(lesson.task, lesson.answer) for lesson in lessons] == [1.0] * 10
+
+
+def test_lessons_that_cannot_be_made_are_replaced() -> None:
+    class Some(SolvedSums, SomeSums):
+        name = "some"
+
+    drawn = Lessons([TaskChoice(family=Some(), config={"most": 2})], seed=1, stream="lessons").draw(50)
+    assert score([(lesson.task, lesson.answer) for lesson in drawn]) == [1.0] * 50
+    assert {lesson.task.ref.seed % 2 for lesson in drawn} == {0}
 
 
 def test_a_family_without_solutions_cannot_be_taught() -> None:
