@@ -193,7 +193,7 @@ class RolloutGroup(Message, frozen=True, kw_only=True):
             raise ValueError(f"a completion of more than {COMPLETION_LIMIT_BYTES} bytes")
 
 
-class _Made(msgspec.Struct, frozen=True, kw_only=True):
+class _GroupOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a RolloutGroup that says whose it is."""
 
     origin: str
@@ -424,7 +424,7 @@ def open_announcement(data: bytes, swarm_id: SwarmId, *, peer: PeerId | None = N
 def maker_of(data: bytes) -> str | None:
     """Return whom an encoded group names as its origin, None if nobody. Nothing else of it is looked at."""
     try:
-        return decode(data, _Made, limit_bytes=GROUP_LIMIT_BYTES).origin
+        return decode(data, _GroupOrigin, limit_bytes=GROUP_LIMIT_BYTES).origin
     except RemoteError:
         return None
 

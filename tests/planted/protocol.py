@@ -6,6 +6,18 @@ from tests.planted.bugs import Bug, bug
 
 PROTOCOL: tuple[Bug, ...] = (
     bug(
+        "keys that a stranger makes up push a member out of the guard against replays",
+        "tests/protocol/test_wire.py::test_a_full_replay_guard_forgets_who_was_silent_for_longest_and_never_who_is_kept",
+        "next((sender for sender in self._newest if not self._kept(sender)), None)",
+        "next(iter(self._newest), None)",
+    ),
+    bug(
+        "a guard against replays that is full hears nobody new",
+        "tests/protocol/test_wire.py::test_a_full_replay_guard_forgets_who_was_silent_for_longest_and_never_who_is_kept",
+        "            if forgotten is None:\n                return False\n            del self._newest[forgotten]",
+        "            return False",
+    ),
+    bug(
         "one peer's word leads a node's gossip as far as it says",
         "tests/protocol/test_pairing.py"
         "::test_one_peers_word_leads_a_round_a_step_and_that_of_two_to_where_both_have_come",
