@@ -13,7 +13,7 @@
     elsewhere           that this node's key was seen in use elsewhere (key_use.py)
     checkpoint          what the chain has to contain, by the link that this node came with (credentials.py)
     layout.json         names and shapes of the model's parameters, for exports
-    evidence/<digest>   what proves that somebody lied (evidence_shelf.py)
+    evidence/<digest>   what proves that somebody lied (evidence_store.py)
     state/<round>.safetensors   certified states, saved beside the rounds: the newest may be some rounds back; and S(0)
     finals/<round>-<plan>       encoded finals: of the last rounds, for members that were late, and of all rounds
                                 since the newest state here, to compute the ones after it
@@ -531,7 +531,8 @@ class Store:
         Whatever was signed in a round was signed after the certificate of the round before was in chain.log. So what
         the agreement log lost is of the round after the newest certificate at most; of the one after that, if the
         newest certificate itself may be what is damaged. What a damaged chain.log lost is fetched again: meanwhile
-        nothing is signed in rounds that were over before.
+        nothing is signed in rounds that were over before. Both are never rewritten at once: what an earlier start noted
+        before it was cut short holds on.
         """
         agreement, chain = self._agreement.damaged, self._chain.damaged
         readable = [*self._chain.recovered, *self._chain.later]
@@ -546,7 +547,7 @@ class Store:
         if chain:
             kept = self._chain.keep_damaged()
             self._say(f"{self._path(self._chain)} is damaged (kept as {kept.name}): what it lost is fetched again")
-        self._bound = marks + [record for record in self._bound if record.kind not in (PASSED, ABSTAIN)]
+        self._bound = marks + [record for record in self._bound if record.kind != PASSED]
         self._agreement.rewrite([canonical(record) for record in self._bound])
         if chain:
             self._chain.rewrite(self._chain.recovered)

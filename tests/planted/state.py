@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 STATE: tuple[Bug, ...] = (
     bug(
+        "what an earlier start noted of a damaged log is forgotten by the next",
+        "tests/node/state/test_store.py::test_both_logs_damaged_may_have_bound_the_node_a_round_further",
+        "self._bound = marks + [record for record in self._bound if record.kind != PASSED]",
+        "self._bound = marks + [record for record in self._bound if record.kind not in (PASSED, ABSTAIN)]",
+    ),
+    bug(
         "finals are taken that do not lead to the certified digest",
         "tests/node/test_followers_in_a_box.py::test_finals_that_do_not_lead_to_the_certified_digest_are_none",
         "            if header.digest != value.digest:\n"

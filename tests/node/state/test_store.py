@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -264,7 +264,10 @@ def test_bit_that_flips_anywhere_forgets_nothing_in_silence(
             assert not store.abstains((Term(), 3))
 
 
-def test_both_logs_damaged_may_have_bound_the_node_a_round_further(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_both_logs_damaged_may_have_bound_the_node_a_round_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_short: bool
+) -> None:
     ledger = Ledger()
     with Store(tmp_path) as store:
         store.append_certificate(ledger.certify())
@@ -273,9 +276,24 @@ def test_both_logs_damaged_may_have_bound_the_node_a_round_further(tmp_path: Pat
     for name in ("agreement.log", "chain.log"):
         data = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    if cut_short:  # the disk is full once the first of the two is rewritten
+        rewrite = RecordLog.rewrite
+        with monkeypatch.context() as patch:
+            patch.setattr(RecordLog, "rewrite", full_at("chain.log", rewrite))
+            with pytest.raises(StorageError, match="full"):
+                Store(tmp_path)
     with Store(tmp_path) as store:
-        assert len(store.damage) == 2
+        assert len(store.damage) == 2 - cut_short
         assert [store.abstains((Term(), round)) for round in (1, 2, 3, 4)] == [True, True, True, False]
+
+
+def full_at(name: str, rewrite: Callable[[RecordLog, Sequence[bytes]], None]) -> Callable[..., None]:
+    def write(log: RecordLog, payloads: Sequence[bytes]) -> None:
+        if log._path.name == name:
+            raise StorageError("the disk is full; make room")
+        rewrite(log, payloads)
+
+    return write
 
 
 def test_chain_that_was_removed_brings_no_round_back_to_be_signed_anew(
