@@ -79,6 +79,11 @@ class RoundSettings:
     aggregate: str = MEAN
     seats: int = MEMBER_LIMIT
 
+    @property
+    def chunks(self) -> int:
+        """Return how many chunks the values are cut into."""
+        return -(-self.numel // self.chunk_values)
+
     @classmethod
     def of(cls, manifest: Manifest, numel: int, buffers: int = 0) -> Self:
         """Settings of a round of `numel` values under this manifest, the last `buffers` chunks of which are buffers."""
@@ -171,7 +176,7 @@ def make_plan(
     have none by the `line`. The order is by PeerId: any order will do, and this one needs no agreement.
     """
     order = sorted(readies)
-    chunks = -(-settings.numel // settings.chunk_values)
+    chunks = settings.chunks
     contributors = {p: r for p, r in readies.items() if r.role == CONTRIBUTOR and p not in weightless}
     if settings.norm_clip:
         contributors = {p: r for p, r in contributors.items() if len(r.squares) == chunks}

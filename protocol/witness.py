@@ -136,9 +136,10 @@ class Witness:
             found = DoubleCommitment.of(about.base, before, commitment)
             return [] if found is None else [found]
         room = len(known) < LIVES_LIMIT and (known or len(about.commitments) < READIES_LIMIT)
-        if squares is not None and room and commitment.valid():
+        fits = squares is not None and len(squares) <= about.settings.chunks  # others are in no plan, and take room
+        if fits and room and commitment.valid():
             about.commitments.setdefault(commitment.peer, {})[commitment.life] = commitment
-            about.squares[commitment.squares] = squares
+            about.squares[commitment.squares] = squares or ()
         return []
 
     def _hear_step(

@@ -26,6 +26,8 @@ class ForkFile:
             return []
         log = RecordLog(self._path)
         try:
+            if log.damaged:
+                raise RemoteError("its bytes are not those that were written")
             return [decode(record, Fork) for record in log.recovered]
         except RemoteError as error:
             raise StorageError(f"{self._path} is damaged ({error}); remove it if the fork is settled") from None

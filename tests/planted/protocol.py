@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 PROTOCOL: tuple[Bug, ...] = (
     bug(
+        "norms of chunks that there are not are kept",
+        "tests/protocol/test_witness.py::test_norms_of_more_chunks_than_there_are_take_no_room",
+        "squares is not None and len(squares) <= about.settings.chunks",
+        "squares is not None",
+    ),
+    bug(
         "keys that a stranger makes up push a member out of the guard against replays",
         "tests/protocol/test_wire.py::test_a_full_replay_guard_forgets_who_was_silent_for_longest_and_never_who_is_kept",
         "next((sender for sender in self._newest if not self._kept(sender)), None)",

@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 STATE: tuple[Bug, ...] = (
     bug(
+        "a damaged file of forks is read as one without any",
+        "tests/protocol/test_fork_watch.py::test_certificate_for_a_decided_round_stops_the_node_and_is_kept_and_passed_on",
+        'raise RemoteError("its bytes are not those that were written")',
+        "pass",
+    ),
+    bug(
         "what an earlier start noted of a damaged log is forgotten by the next",
         "tests/node/state/test_store.py::test_both_logs_damaged_may_have_bound_the_node_a_round_further",
         "self._bound = marks + [record for record in self._bound if record.kind != PASSED]",

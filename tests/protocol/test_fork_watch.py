@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.node.rounds.fork_file import LOG_NAME as FORKS_LOG
 from shoal.node.rounds.fork_file import ForkFile
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.chain import Chain
 from shoal.protocol.chain_comparison import ALL_REBASES
 from shoal.protocol.effects import KeepFork, Steps
 from shoal.protocol.errands import AskEntries
-from shoal.protocol.errors import NetworkError
+from shoal.protocol.errors import NetworkError, StorageError
 from shoal.protocol.fork_watch import PERIOD_S, ForkWatch
 from shoal.protocol.forks import Fork, binding
 from shoal.protocol.identity import PeerId
@@ -90,6 +91,11 @@ def test_certificate_for_a_decided_round_stops_the_node_and_is_kept_and_passed_o
     assert watch.said == [fork.one, fork.other]
     ForkFile(tmp_path).keep(fork)
     assert ForkFile(tmp_path).forks == [fork]
+    path = tmp_path / FORKS_LOG
+    written = path.read_bytes()
+    path.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+    with pytest.raises(StorageError, match="is damaged"):  # and nothing is signed as if there had been none
+        ForkFile(tmp_path)
     chain.extend(make_rebase(AUTHORITY, chain.head, [identity(3).peer_id]))
     assert binding(watch.forks, chain.head) is None
 

@@ -86,6 +86,14 @@ def test_two_commitments_in_one_life_are_proven_and_in_two_are_not() -> None:
     assert evidence.accused == peer
 
 
+def test_norms_of_more_chunks_than_there_are_take_no_room() -> None:
+    seen = witness()
+    assert seen.hear(LIAR.peer_id, announced("one", squares=(1.0,) * (SETTINGS.chunks + 1))) == []
+    assert seen.commitments(START.hash) == []
+    seen.hear(LIAR.peer_id, announced("one", squares=(1.0,) * SETTINGS.chunks))
+    assert len(seen.commitments(START.hash)) == 1
+
+
 def test_two_norms_of_one_contribution_are_proven_whoever_heard_which() -> None:
     """Who tells some members one norm and others another could have them refuse each other's plans."""
     here, there, peer = witness(), witness(), LIAR.peer_id
