@@ -24,12 +24,26 @@ from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.forks import Checkpoint, Fork, same_position
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Certificate, Entry, Rebase, Target, Term, Value
+from shoal.protocol.messages import (
+    ENLISTED_LIMIT,
+    MEMBER_LIMIT,
+    NO_HASH,
+    Certificate,
+    Entry,
+    Rebase,
+    Target,
+    Term,
+    Value,
+)
+from shoal.protocol.peering import CERTIFICATES_IN_ANSWER_LIMIT, ChainPart
 from shoal.protocol.seats import Line, check_counted
 from shoal.protocol.terms import check_rebase, is_consented, is_signed
 from shoal.protocol.voting import CONTRIBUTORS, Voting
 
 logger = logging.getLogger(__name__)
+
+ENLISTED_IN_ANSWER_LIMIT = 16 * ENLISTED_LIMIT
+"""Enlistments in the entries of one answer: with more it would be longer than a message may be (wire.py)."""
 
 Position = tuple[Term, int]
 """(term, round): which decision something belongs to; later ones are greater."""
@@ -342,6 +356,17 @@ class Chain:
         if first is not None:
             height = min(height, self._heights[first.value.hash] - 1)
         return tuple(self._entries[height : height + limit])
+
+    def part(self, after: int, rebases: int | None = None) -> ChainPart:
+        """The answer to who has `after` entries: what `after` gives, as far as one message holds it."""
+        entries: list[Entry] = []
+        enlisted = 0
+        for entry in self.after(after, CERTIFICATES_IN_ANSWER_LIMIT, rebases):
+            enlisted += len(enlisted_in(entry.value))
+            if entries and enlisted > ENLISTED_IN_ANSWER_LIMIT:
+                break
+            entries.append(entry)
+        return ChainPart(certificates=tuple(entries), head=self.height)
 
     def was_member(self, peer: PeerId) -> bool:
         """True if a peer was a member after any of the decisions."""

@@ -215,9 +215,7 @@ class Crowd(Simulation):
 
     def part(self, number: int, after: int, rebases: int) -> peering.ChainPart:
         """An answer about one's chain."""
-        chain = self.chain_of(number)
-        entries = chain.after(after, peering.CERTIFICATES_IN_ANSWER_LIMIT, rebases)
-        return peering.ChainPart(certificates=entries, head=chain.height)
+        return self.chain_of(number).part(after, rebases)
 
     def wait(self, number: int, who: PeerId, after: int, rebases: int, answer: Callable[[], None]) -> bool:
         """One waits at `number`; False where there is no place. answer: called once."""

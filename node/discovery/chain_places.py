@@ -29,7 +29,6 @@ from shoal.protocol.followers import is_follower
 from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import TokenBucket
 from shoal.protocol.peering import (
-    CERTIFICATES_IN_ANSWER_LIMIT,
     REASON_LIMIT_CHARS,
     RECORD_LIMIT_BYTES,
     ChainPart,
@@ -170,9 +169,7 @@ class ChainLooks:
         reason = self._members.admission.reason_not_to_join(record)
         if reason is not None:
             return Refusal(reason=reason[:REASON_LIMIT_CHARS])
-        chain = self._chain
-        part = chain.after(asked.after, CERTIFICATES_IN_ANSWER_LIMIT, asked.rebases)
-        answer = ChainPart(certificates=part, head=chain.height)
+        answer = self._chain.part(asked.after, asked.rebases)
         if not self._allowance.take(len(canonical(answer)), trio.current_time()):
             return Refusal(reason="too many look at the chain; try again in a minute")
         return answer

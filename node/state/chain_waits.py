@@ -17,7 +17,7 @@ from shoal.protocol.errands import AwaitEntries
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.followers import AWAIT_S, FOLLOWERS_LIMIT, Waiting
 from shoal.protocol.identity import PeerId
-from shoal.protocol.peering import CERTIFICATES_IN_ANSWER_LIMIT, ChainPart, GetChain, Refusal
+from shoal.protocol.peering import ChainPart, GetChain, Refusal
 from shoal.swarm.host import Host
 from shoal.swarm.questions import REQUEST_DEADLINE_S, answer, ask, hear
 from shoal.swarm.streams import MessageStream
@@ -81,9 +81,7 @@ class ChainWaits:
             if self._to_answer.get(peer) is to_answer:
                 del self._to_answer[peer]
                 self._waiting.gone(peer)
-        chain = self._state_store.chain
-        part = chain.after(asked.after, CERTIFICATES_IN_ANSWER_LIMIT, asked.rebases)
-        return ChainPart(certificates=part, head=chain.height)
+        return self._state_store.chain.part(asked.after, asked.rebases)
 
     def _look(self) -> None:
         """Answer those to whom there is something to say."""

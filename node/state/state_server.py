@@ -16,8 +16,6 @@ from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.states import StateCache
 from shoal.protocol.chain import Chain
 from shoal.protocol.peering import (
-    CERTIFICATES_IN_ANSWER_LIMIT,
-    ChainPart,
     FetchAnswer,
     FetchRequest,
     FinalsAnswer,
@@ -60,8 +58,7 @@ class StateServer:
     def answer(self, request: FetchRequest) -> FetchAnswer:
         """Answer a request from what this node has. Blocks for finals that are on disk."""
         if isinstance(request, GetChain):
-            part = self._chain.after(request.after, CERTIFICATES_IN_ANSWER_LIMIT, request.rebases)
-            return ChainPart(certificates=part, head=self._chain.height)
+            return self._chain.part(request.after, request.rebases)
         if isinstance(request, GetHeader):
             header = self._cache.begin_serving(request.round)
             return Refusal(reason="not held here") if header is None else HeaderAnswer(header=canonical(header))

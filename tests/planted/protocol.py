@@ -6,6 +6,13 @@ from tests.planted.bugs import Bug, bug
 
 PROTOCOL: tuple[Bug, ...] = (
     bug(
+        "an answer about the chain has more enlistments than a message holds",
+        "tests/protocol/test_enlisting.py"
+        "::test_answer_about_the_chain_ends_before_its_enlistments_are_more_than_a_message_holds",
+        "if entries and enlisted > ENLISTED_IN_ANSWER_LIMIT:",
+        "if False:",
+    ),
+    bug(
         "norms of chunks that there are not are kept",
         "tests/protocol/test_witness.py::test_norms_of_more_chunks_than_there_are_take_no_room",
         "squares is not None and len(squares) <= about.settings.chunks",

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from shoal.lab.signed import certified, moves_of, propose_of
+from shoal.node.state.catchup import ANSWER_LIMIT_BYTES
 from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.certificate import genesis
-from shoal.protocol.chain import Chain
+from shoal.protocol.chain import ENLISTED_IN_ANSWER_LIMIT, Chain
 from shoal.protocol.effects import (
     Blame,
     Contribute,
@@ -52,9 +53,11 @@ from shoal.protocol.inputs import HeadMoved, Loaded, Tick, Trained
 from shoal.protocol.manifest import Manifest, parse_manifest, render_manifest
 from shoal.protocol.member import Standing
 from shoal.protocol.messages import ENLISTED_LIMIT, MEMBER_LIMIT, Enlist, Enlisted, Prepare, Value
+from shoal.protocol.peering import ChainPart
 from shoal.protocol.planning import TRAINING, PlanOrder, absent_ready, make_plan
 from shoal.protocol.seats import Seating, longest_wait
 from shoal.protocol.voting import Voting
+from shoal.protocol.wire import canonical, decode
 from tests.manifests import manifest_of
 from tests.protocol.lab import SWARM, honest_report, plan_hash, value_of
 from tests.protocol.round_node import deal_evenly
@@ -381,6 +384,21 @@ def test_full_value_is_refused_if_it_has_newer_wishes_in_place_of_an_older_one(
     full = result(START, VOTERS, VOTERS[:2], others)
     assert (old.peer in book.forgotten(full, 9, lambda peer, since: True)) == forgotten
     assert not book.forgotten(full, 9, lambda peer, since: peer != old.peer)
+
+
+def test_answer_about_the_chain_ends_before_its_enlistments_are_more_than_a_message_holds() -> None:
+    chain = Chain(START, manifest=swarm())
+    whole, left = divmod(ENLISTED_IN_ANSWER_LIMIT, ENLISTED_LIMIT)
+    for height in range(whole + 2):
+        head = chain.head
+        keys = (
+            Identity.from_seed((ENLISTED_LIMIT * height + n + 10).to_bytes(32, "big")) for n in range(ENLISTED_LIMIT)
+        )
+        value = result(head, VOTERS, VOTERS[:2], [enlist(key, head) for key in keys])
+        chain.extend(certified(value, *(OF[peer] for peer in VOTERS)))
+    parts = [decode(canonical(chain.part(after)), ChainPart, limit_bytes=ANSWER_LIMIT_BYTES) for after in (0, whole)]
+    assert [(len(part.certificates), part.head, left) for part in parts] == [(whole, whole + 2, 0), (2, whole + 2, 0)]
+    assert sum((part.certificates for part in parts), ()) == chain.after(0, chain.height)
 
 
 def test_who_waits_outside_is_not_heard_in_a_round() -> None:

@@ -13,9 +13,9 @@ import trio
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.state import header_of
-from shoal.node.state import state_server as state_server_module
 from shoal.node.state.catchup import replay_limit_rounds
 from shoal.node.state.chunk_requests import STALL_S
+from shoal.protocol import chain as chain_module
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Term
@@ -373,7 +373,7 @@ async def test_certificates_come_in_parts(tmp_path: Path) -> None:
 def test_state_server_answers_no_more_certificates_than_a_message_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_server_module, "CERTIFICATES_IN_ANSWER_LIMIT", 4)
+    monkeypatch.setattr(chain_module, "CERTIFICATES_IN_ANSWER_LIMIT", 4)
     ledger = ledger_of(6)
     world = World(tmp_path, ledger)
     donor = world.donor(GOOD)

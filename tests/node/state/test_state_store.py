@@ -11,7 +11,7 @@ import trio
 
 from shoal.node.options import Hold
 from shoal.node.outcome import StateFetched
-from shoal.node.state import state_server as state_server_module
+from shoal.protocol import chain as chain_module
 from shoal.protocol.agreement import DurableRecord
 from shoal.protocol.catching_up import PURSUE_AFTER_S
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -42,7 +42,7 @@ async def test_certificates_are_checked_kept_and_still_there_after_a_restart(tmp
 async def test_long_chain_comes_in_parts_each_asked_for_after_the_last_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_server_module, "CERTIFICATES_IN_ANSWER_LIMIT", 3)
+    monkeypatch.setattr(chain_module, "CERTIFICATES_IN_ANSWER_LIMIT", 3)
     ledger = ledger_of(7)
     world = World(tmp_path, ledger)
     donor = world.donor(GOOD)
