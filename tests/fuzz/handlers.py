@@ -208,7 +208,8 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
         host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(None), round_number=lambda: 1
     )
     certified = tuple(examples(Certificate, rng, 1))  # of whatever is asked there is more, so nobody waits
-    chain: Any = SimpleNamespace(after=lambda after, limit, rebases: certified, height=1)
+    part = peering.ChainPart(certificates=certified, head=1)
+    chain: Any = SimpleNamespace(after=lambda after, limit, rebases: certified, part=lambda after, rebases: part)
     states: Any = SimpleNamespace(chain=chain, current=True)
     waits = ChainWaits(host, states, lambda: frozenset({PEER}))
     images = ImageExchange(
