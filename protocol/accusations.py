@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeVar
 
+import msgspec
+
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Relay, Relayed, RelayedWay, Stalled
 
@@ -81,7 +83,12 @@ def pack_relays(peers: list[PeerId], relays: Mapping[Pair, PeerId]) -> tuple[Rel
 
 
 PLANS_LIMIT = MEMBER_LIMIT
-"""Plans of one round that one peer may speak about."""
+"""Plans of one round on which one peer may report."""
+WORDS_LIMIT = 4
+"""Plans of one round about which one peer's accusations, and its claims as a relay, are kept: a plan or two that have
+not come here yet, and those before."""
+EARLY_WAYS_LIMIT = 2 * MEMBER_LIMIT
+"""Ways of a relay of a plan that is not followed here, perhaps not yet: all of them come again."""
 RELAYS_NEEDED = 2
 """Relays that have to speak against one peer, where there are so many."""
 
@@ -90,20 +97,24 @@ Dispute = tuple[PeerId, PeerId]
 """Accuser and accused."""
 
 
-def make_room(table: dict[bytes, dict[PeerId, Word]], plan: bytes, sender: PeerId) -> None:
+def make_room(table: dict[bytes, dict[PeerId, Word]], plan: bytes, sender: PeerId, limit: int = PLANS_LIMIT) -> None:
     """Let go of a sender's oldest words in a table keyed by plan, so that it may speak about `plan` too.
 
     Nobody fills it with plans that do not exist, nor keeps others, by many plans, from speaking about a later one.
     """
     spoken = [one for one, row in table.items() if sender in row and one != plan]
-    for one in spoken[: max(0, len(spoken) + 1 - PLANS_LIMIT)]:
+    for one in spoken[: max(0, len(spoken) + 1 - limit)]:
         del table[one][sender]
         if not table[one]:
             del table[one]
 
 
 class Accusations:
-    """All that was said in one round, by plan and speaker; the newest word of each stands."""
+    """All that was said in one round, by plan and speaker; the newest word of each stands.
+
+    What is said of the plan that is followed here is kept only of who has a say under it. Of another plan, which may be
+    about to come, or there may be none, anybody's word is kept who is heard, but little of it.
+    """
 
     def __init__(self) -> None:
         self._said: dict[bytes, dict[PeerId, Stalled]] = {}
@@ -111,15 +122,22 @@ class Accusations:
         self._against: dict[PeerId, frozenset[PeerId]] = {}
         """By peer, the relays that spoke against it when the plan was left that they spoke about."""
 
-    def take(self, sender: PeerId, message: Stalled) -> None:
-        """`sender` accuses."""
-        make_room(self._said, message.plan, sender)
+    def take(self, sender: PeerId, message: Stalled, followed: Plan | None = None) -> None:
+        """`sender` accuses. followed: the plan that this node follows."""
+        if followed is not None and followed.hash == message.plan and sender not in followed.remaining:
+            return
+        make_room(self._said, message.plan, sender, WORDS_LIMIT)
         self._said.setdefault(message.plan, {})[sender] = message
 
-    def take_relayed(self, sender: PeerId, message: Relayed) -> None:
-        """`sender` says what it passed on."""
-        make_room(self._relayed, message.plan, sender)
-        self._relayed.setdefault(message.plan, {})[sender] = message
+    def take_relayed(self, sender: PeerId, message: Relayed, followed: Plan | None = None) -> None:
+        """`sender` says what it passed on: of the plan that is followed, between those whose relay it is."""
+        ways = message.ways[:EARLY_WAYS_LIMIT]
+        if followed is not None and followed.hash == message.plan:
+            if sender not in followed.relayed.values():
+                return
+            ways = tuple(_of_relay(sender, message.ways, followed))
+        make_room(self._relayed, message.plan, sender, WORDS_LIMIT)
+        self._relayed.setdefault(message.plan, {})[sender] = msgspec.structs.replace(message, ways=ways)
 
     def leave(self, plan: Plan, alive: Collection[PeerId]) -> None:
         """Another plan takes the place of `plan`: keep what relays say by now."""
@@ -283,6 +301,14 @@ def _accusers(said: Mapping[PeerId, Stalled]) -> dict[PeerId, set[PeerId]]:
             if accused != accuser:
                 found.setdefault(accused, set()).add(accuser)
     return found
+
+
+def _of_relay(sender: PeerId, ways: Collection[RelayedWay], plan: Plan) -> Iterator[RelayedWay]:
+    """The ways between two whose relay `sender` is under `plan`, each once: the last that is said of it stands."""
+    peers, newest = [p.peer for p in plan.participants], {(way.sender, way.receiver): way for way in ways}
+    for (one, other), way in newest.items():
+        if max(one, other) < len(peers) and plan.relayed.get(pair_of(peers[one], peers[other])) == sender:
+            yield way
 
 
 def _relays_needed(living: Collection[PeerId]) -> int:

@@ -59,6 +59,9 @@ PASSED_VALUES: Final = 4
 HELD_ROUNDS: Final = 2
 """A voter refuses a value without an enlistment that it has held for so many rounds, or for so many more than another's
 that is in a full one."""
+LINE_LIMIT: Final = 8192
+"""Who stands in the line, or may come back to its place: beyond so many nobody gets into it, until others are counted
+or gone. It is put in order with each value, which takes some 3 µs for each."""
 VALID_VALUES: Final = 64
 """An enlistment stands on one of the last so many values: an old one is not to be told again for ever."""
 MayEnlist = Callable[[PeerId, bytes], bool]
@@ -120,7 +123,7 @@ class OutsideLine(Line):
         since |= {p: height if p in now else self._since.get(p, height) for p in members & self.voters}
         since |= {p: self._stood.get(p, height) for p in signed if p not in self.voters and p not in since}
         self._stood |= {p: self._since[p] for p in silent & gone}
-        self._since = since
+        self._since, self._ordered = since, None
         self._signed = {p: at for p, at in self._signed.items() if p in since}
         self._counted = {p: height if p in now else at for p, at in {**self._counted, **dict.fromkeys(now, 0)}.items()}
         self._counted = {p: at for p, at in self._counted.items() if p in self.voters}
@@ -179,7 +182,8 @@ class OutsideLine(Line):
             return False
         if peer in self._since:
             return peer in self._near and stands_on - self._signed.get(peer, 0) >= RENEWED_VALUES
-        return stands_on >= self._out.get(peer, 0)
+        has_place = peer in self._stood or len(self._since) + len(self._stood) < LINE_LIMIT
+        return stands_on >= self._out.get(peer, 0) and has_place
 
 
 class Enlistments:

@@ -316,11 +316,11 @@ class RoundFacts:
 
     def take_stalled(self, sender: PeerId, message: Stalled) -> None:
         """`sender` accuses."""
-        self.accusations.take(sender, message)
+        self.accusations.take(sender, message, self.plan)
 
     def take_relayed(self, sender: PeerId, message: Relayed) -> None:
         """`sender` says what it passed on."""
-        self.accusations.take_relayed(sender, message)
+        self.accusations.take_relayed(sender, message, self.plan)
 
     def take_held(self, sender: PeerId, held: Held) -> None:
         """`sender` takes nothing more from the evicted, and says which finals it holds."""

@@ -242,7 +242,7 @@ class RoundMachine:
             peers=tuple(sorted(peers)),
             late=tuple(sorted(late)),
         )
-        self._facts.accusations.take(self.me, message)
+        self._facts.take_stalled(self.me, message)
         return [Broadcast(message), *self.tick(now)]
 
     def relayed(self, plan: bytes, ways: Collection[RelayedWay]) -> list[Effect]:
@@ -260,7 +260,7 @@ class RoundMachine:
         self._relayed = Relayed(
             term=self.previous.next_term, round=self.round, base=self.previous.hash, plan=plan, ways=told
         )
-        facts.accusations.take_relayed(self.me, self._relayed)
+        facts.take_relayed(self.me, self._relayed)
         return [Broadcast(self._relayed)]
 
     def closed_off(self, asked: CloseOff, chunks: tuple[ChunkResults, ...], now: float) -> list[Effect]:

@@ -113,6 +113,7 @@ class Line:
 
     def __init__(self, members: Iterable[PeerId]) -> None:
         self._since = dict.fromkeys(members, 0)
+        self._ordered: tuple[bytes, tuple[PeerId, ...]] | None = None  # after which value
 
     def follow(
         self,
@@ -125,9 +126,15 @@ class Line:
         del voters, signed
         now = counted_in(value)
         self._since = {p: height if p in now else self._since.get(p, height) for p in value.members}
+        self._ordered = None
 
     def after(self, head: Value) -> tuple[PeerId, ...]:
-        """The line in the round after `head`, which is the value that came last."""
+        """The line in the round after `head`, which is the value that came last; put in order once for each."""
+        if self._ordered is None or self._ordered[0] != head.hash:
+            self._ordered = head.hash, self._in_order(head)
+        return self._ordered[1]
+
+    def _in_order(self, head: Value) -> tuple[PeerId, ...]:
         rebases, rollbacks, round = head.next_term.rebases, head.next_term.rollbacks, head.next_round
         position = b"".join(number.to_bytes(8, "little") for number in (rebases, rollbacks, round))
 

@@ -6,6 +6,51 @@ from tests.planted.bugs import Bug, bug
 
 PROTOCOL: tuple[Bug, ...] = (
     bug(
+        "who takes no part in the plan that is followed is kept accusing under it",
+        "tests/protocol/test_accusations.py::test_of_the_plan_that_is_followed_who_takes_no_part_in_it_accuses_nobody",
+        "followed is not None and followed.hash == message.plan and sender not in followed.remaining",
+        "False",
+    ),
+    bug(
+        "what a relay says of pairs that are not its own is kept",
+        "tests/protocol/test_accusations.py"
+        "::test_relay_of_the_plan_that_is_followed_speaks_of_its_own_pairs_once_and_who_is_none_of_nothing",
+        "ways = tuple(_of_relay(sender, message.ways, followed))",
+        "ways = message.ways",
+    ),
+    bug(
+        "all is kept that is said of the ways of a plan that there is not",
+        "tests/protocol/test_accusations.py"
+        "::test_of_what_a_relay_says_before_its_plan_is_here_little_is_kept_and_counts_once_the_plan_is",
+        "ways = message.ways[:EARLY_WAYS_LIMIT]",
+        "ways = message.ways",
+    ),
+    bug(
+        "claims about any number of plans are kept of one peer",
+        "tests/protocol/test_accusations.py"
+        "::test_of_what_a_relay_says_before_its_plan_is_here_little_is_kept_and_counts_once_the_plan_is",
+        "make_room(self._relayed, message.plan, sender, WORDS_LIMIT)",
+        "make_room(self._relayed, message.plan, sender)",
+    ),
+    bug(
+        "the line outside grows for ever",
+        "tests/protocol/test_enlisting.py::test_line_has_so_many_places_and_who_stood_in_it_keeps_its_own",
+        "has_place = peer in self._stood or len(self._since) + len(self._stood) < LINE_LIMIT",
+        "has_place = True",
+    ),
+    bug(
+        "who came back to its place finds the line full",
+        "tests/protocol/test_enlisting.py::test_line_has_so_many_places_and_who_stood_in_it_keeps_its_own",
+        "has_place = peer in self._stood or len(self._since)",
+        "has_place = len(self._since)",
+    ),
+    bug(
+        "the line is put in order whenever somebody asks for it",
+        "tests/protocol/test_enlisting.py::test_line_is_put_in_order_once_for_each_value",
+        "if self._ordered is None or self._ordered[0] != head.hash:",
+        "if True:",
+    ),
+    bug(
         "an answer about the chain has more enlistments than a message holds",
         "tests/protocol/test_enlisting.py"
         "::test_answer_about_the_chain_ends_before_its_enlistments_are_more_than_a_message_holds",
@@ -1592,7 +1637,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "an enlistment is good again after its peer was counted",
         "tests/protocol/test_enlisting.py::test_enlistment_is_good_once_and_for_some_values_only",
-        "return stands_on >= self._out.get(peer, 0)",
+        "return stands_on >= self._out.get(peer, 0) and has_place",
         "return True",
     ),
     bug(

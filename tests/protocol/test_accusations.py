@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.protocol.accusations import PLANS_LIMIT, Accusations
+from shoal.protocol.accusations import EARLY_WAYS_LIMIT, WORDS_LIMIT, Accusations
 from shoal.protocol.messages import (
     NO_HASH,
     OwnedRange,
@@ -161,14 +161,28 @@ def test_newest_word_of_each_stands_and_is_about_one_plan() -> None:
 def test_nobody_fills_memory_with_plans_that_do_not_exist() -> None:
     plan = plan_of(4)
     accusations = heard(plan, {1: ((3,), ())})
-    for number in range(3 * PLANS_LIMIT):
+    for number in range(3 * WORDS_LIMIT):
         invented = domain_hash("invented", number.to_bytes(4, "little"))
         accusations.take(PEERS[2], msgspec.structs.replace(stalled(plan, (3,)), plan=invented))
     assert accusations.believed(plan, ALIVE) == set()
-    assert len(accusations._said) == PLANS_LIMIT + 1
+    assert len(accusations._said) == WORDS_LIMIT + 1
     accusations.take(PEERS[2], stalled(plan, (3,)))  # it is that peer's own oldest words that make room
     assert accusations.believed(plan, ALIVE) == {PEERS[3]}
-    assert len(accusations._said) == PLANS_LIMIT
+    assert len(accusations._said) == WORDS_LIMIT
+
+
+def test_of_the_plan_that_is_followed_who_takes_no_part_in_it_accuses_nobody() -> None:
+    plan = plan_of(4, evicted=(2,))
+    accusations = Accusations()
+    for accuser in (2, 5):
+        accusations.take(PEERS[accuser], stalled(plan, (3,)), plan)
+    assert accusations._said == {}
+    accusations.take(PEERS[1], stalled(plan, (3,)), plan)
+    accusations.take(PEERS[5], stalled(plan_of(5), (3,)), plan)  # that one may be about to come
+    assert {one: set(row) for one, row in accusations._said.items()} == {
+        plan.hash: {PEERS[1]},
+        plan_of(5).hash: {PEERS[5]},
+    }
 
 
 @pytest.mark.parametrize(
@@ -291,6 +305,33 @@ def test_claims_of_others_than_the_relay_the_dead_and_the_evicted_are_not_heard(
         accusations = heard(plan, {1: ((3,), ())})
         accusations.take_relayed(PEERS[sender], relayed(plan, ways))
         assert accusations.relays_against(plan, alive) == {}
+
+
+def test_relay_of_the_plan_that_is_followed_speaks_of_its_own_pairs_once_and_who_is_none_of_nothing() -> None:
+    plan = plan_of(5, relays=(Relay(1, 3, 2), Relay(0, 4, 1)))
+    accusations = heard(plan, {1: ((3,), ())})
+    many = tuple(RelayedWay(3, 1, False, True, False) for _ in range(40))
+    ways = {(1, 3): FINE, (0, 4): NOT_TAKEN, (1, 63): FINE, (3, 1): FINE}
+    told = msgspec.structs.replace(relayed(plan, ways), ways=relayed(plan, ways).ways + many)
+    for sender in (2, 3, 5):
+        accusations.take_relayed(PEERS[sender], told, plan)
+    (kept,) = accusations._relayed[plan.hash].items()
+    assert kept == (PEERS[2], relayed(plan, {(1, 3): FINE, (3, 1): NOTHING_CAME}))
+    assert numbers(set(accusations.relays_against(plan, ALIVE))) == {3}
+
+
+def test_of_what_a_relay_says_before_its_plan_is_here_little_is_kept_and_counts_once_the_plan_is() -> None:
+    plan, other = plan_of(5, relays=(Relay(1, 3, 2),)), plan_of(4)
+    accusations = heard(plan, {1: ((3,), ())})
+    ways = (RelayedWay(3, 1, False, True, False), *[RelayedWay(0, 2, True, True, True)] * 4000)
+    for followed in (None, other):
+        accusations.take_relayed(PEERS[2], msgspec.structs.replace(relayed(plan, {}), ways=ways), followed)
+        assert len(accusations._relayed[plan.hash][PEERS[2]].ways) == EARLY_WAYS_LIMIT
+    assert numbers(set(accusations.relays_against(plan, ALIVE))) == {3}
+    for number in range(3 * WORDS_LIMIT):
+        invented = domain_hash("invented", number.to_bytes(4, "little"))
+        accusations.take_relayed(PEERS[2], msgspec.structs.replace(relayed(plan, {}), plan=invented), other)
+    assert len(accusations._relayed) == WORDS_LIMIT
 
 
 def test_one_relay_decides_where_three_live() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from shoal.lab.signed import certified, moves_of, propose_of
 from shoal.node.state.catchup import ANSWER_LIMIT_BYTES
+from shoal.protocol import enlisting, seats
 from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import ENLISTED_IN_ANSWER_LIMIT, Chain
@@ -52,7 +53,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import HeadMoved, Loaded, Tick, Trained
 from shoal.protocol.manifest import Manifest, parse_manifest, render_manifest
 from shoal.protocol.member import Standing
-from shoal.protocol.messages import ENLISTED_LIMIT, MEMBER_LIMIT, Enlist, Enlisted, Prepare, Value
+from shoal.protocol.messages import ENLISTED_LIMIT, MEMBER_LIMIT, Enlist, Enlisted, Prepare, Value, domain_hash
 from shoal.protocol.peering import ChainPart
 from shoal.protocol.planning import TRAINING, PlanOrder, absent_ready, make_plan
 from shoal.protocol.seats import Seating, longest_wait
@@ -296,6 +297,39 @@ def test_enlistment_is_good_once_and_for_some_values_only() -> None:
     assert rounds.chain.may_enlist(OTHERS[1], signed_on.hash)
     rounds.decide(VOTERS[:1])
     assert not rounds.chain.may_enlist(OTHERS[1], signed_on.hash)
+
+
+def test_line_has_so_many_places_and_who_stood_in_it_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds()
+    monkeypatch.setattr(enlisting, "LINE_LIMIT", len(VOTERS) + 2)
+    rounds.decide(VOTERS[:2], enlisted=OTHERS[:2])
+    head = rounds.chain.head
+    assert not rounds.chain.may_enlist(OTHERS[2], head.hash)
+    with pytest.raises(RemoteError, match="into the line"):
+        rounds.decide(VOTERS[:2], enlisted=[OTHERS[2]])
+    rounds.decide(OTHERS[:1])
+    assert rounds.chain.may_enlist(OTHERS[2], head.hash), "one was counted, and left its place"
+    line = OutsideLine(VOTERS, 2)
+    line._stood = {OTHERS[0]: 1, OTHERS[1]: 1}
+    assert line.may_enlist(OTHERS[1], 3)
+    assert not line.may_enlist(OTHERS[2], 3)
+
+
+def test_line_is_put_in_order_once_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed, rounds = list[bytes](), Rounds()
+
+    def noted(domain: str, *parts: bytes) -> bytes:
+        placed.append(parts[-1])
+        return domain_hash(domain, *parts)
+
+    monkeypatch.setattr(seats, "domain_hash", noted)
+    for counted, enlisted in ((VOTERS[:2], OTHERS[:3]), (VOTERS[1:], OTHERS[3:])):
+        placed.clear()
+        rounds.decide(counted, enlisted=enlisted)
+        line = rounds.chain.line
+        assert sorted(placed) == sorted(peer.encode() for peer in line)
+        assert rounds.chain.line == line
+        assert len(placed) == len(line) > len(VOTERS)
 
 
 def test_swarm_whose_members_wait_inside_takes_no_enlistment() -> None:

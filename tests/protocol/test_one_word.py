@@ -21,6 +21,8 @@ from shoal.protocol.messages import (
     Plan,
     Prepare,
     Propose,
+    Relayed,
+    RelayedWay,
     Report,
     Stalled,
     Target,
@@ -252,6 +254,13 @@ def test_words_of_who_takes_no_part_are_not_kept() -> None:
     lead.receive(joiner.peer_id, ready, 2.0)
     lead.receive(joiner.peer_id, signed_report(joiner, report_of(plan, result)), 2.0)
     assert joiner.peer_id in lead.agreement.reports[plan.hash]
+    lead.receive(joiner.peer_id, accusation(plan, lead.me), 2.0)
+    told = Relayed(
+        term=plan.term, round=1, base=plan.base, plan=plan.hash, ways=(RelayedWay(0, 1, True, True, True),) * 4000
+    )
+    lead.receive(joiner.peer_id, told, 2.0)
+    assert plan.hash not in lead._facts.accusations._said, "it has no part in the plan"
+    assert plan.hash not in lead._facts.accusations._relayed
 
 
 # -- going back ----------------------------------------------------------------------------------------------

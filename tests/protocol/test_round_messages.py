@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.lab.signed import moves_of
-from shoal.protocol.accusations import PLANS_LIMIT
+from shoal.protocol.accusations import PLANS_LIMIT, WORDS_LIMIT
 from shoal.protocol.agreement import Broadcast, DurableRecord, NeedFinals, Persist
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
@@ -406,7 +406,7 @@ def test_tables_keyed_by_plan_are_bounded_per_sender() -> None:
         two.receive(one.me, one.agreement.sign_report(report), 0.1)
         two.receive(one.me, Stalled(term=base.term, round=1, base=base.hash, plan=plan, peers=(two.me,)), 0.1)
     assert len(two._facts.reports) <= PLANS_LIMIT
-    assert len(two._facts.accusations._said) <= PLANS_LIMIT
+    assert len(two._facts.accusations._said) == WORDS_LIMIT
 
 
 def test_plan_holds_no_more_than_a_message_may() -> None:
