@@ -11,7 +11,8 @@
     its reads         `PeerLimits.turn`: all strangers together are read so often in a second, those first that were
                       read little; what they send beyond that stays in the system's buffers, until they are parted from
     a stream          `PeerLimits`: so many at once and a second; who is refused often loses the connection
-    a message         `PeerLimits.pace`: over its rate a member is read later, so it fills its own buffers and not ours
+    a message         `PeerLimits.pace`: over its rate a member is read later, so it fills its own buffers and not ours;
+                      the rates are of messages, of bytes, and of the time that handling them takes
     a frame           `PeerLimits.small_frame`: so many of a connection that carry nothing or little; then it is read
                       later
     bytes             `Memory`: received and not yet read, at whatever stage, of one peer, of strangers, and of all
@@ -84,6 +85,11 @@ STRANGER_STRIKES = 4.0
 MESSAGES_PER_S, MESSAGES_BURST = 400.0, 4096.0
 """Of one member on its link; a round has some dozens."""
 MESSAGE_BYTES_PER_S, MESSAGE_BURST_BYTES = 8 << 20, 64 << 20
+HANDLING_SHARE, HANDLING_BURST_S = 0.25, 0.5
+"""Of the time of the loop that does all of a node's work, for the messages of one link: they may be few and small, and
+cost much all the same."""
+TURN_S = 0.005
+"""After a message that took so long everybody else has a turn."""
 GOSSIP_PER_S, GOSSIP_BURST = 200.0, 2048.0
 """Gossip packets of one connected peer, its own and those it passes on."""
 STRANGER_GOSSIP_PER_S, STRANGER_GOSSIP_BURST = 2.0, 32.0
@@ -457,11 +463,16 @@ class Pace:
         self._refusals = refusals
         self._messages = TokenBucket(MESSAGES_PER_S, MESSAGES_BURST)
         self._bytes = TokenBucket(float(MESSAGE_BYTES_PER_S), float(MESSAGE_BURST_BYTES))
+        self._handling = TokenBucket(HANDLING_SHARE, HANDLING_BURST_S)
 
-    async def read(self, size: int) -> None:
-        """A message of so many bytes was read: wait as long as it takes to be within the rates again."""
+    async def read(self, size: int, handled_s: float = 0.0) -> None:
+        """A message of so many bytes was read, and handled in that time: wait until this is within the rates again."""
         now = trio.current_time()
-        wait_s = max(self._messages.owe(1.0, now), self._bytes.owe(float(size), now))
+        wait_s = max(
+            self._messages.owe(1.0, now), self._bytes.owe(float(size), now), self._handling.owe(handled_s, now)
+        )
         if wait_s > 0:
             self._refusals.note(Reason.PACED)
             await trio.sleep(wait_s)
+        elif handled_s >= TURN_S:
+            await trio.lowlevel.checkpoint()

@@ -32,6 +32,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import thread_time
 from typing import Protocol
 
 import trio
@@ -643,11 +644,12 @@ class Links:
         try:
             while True:
                 for sealed in await stream.receive_all():
+                    began = thread_time()
                     if self._resting.get(link.peer) is link:
                         self._wake(link)
                     if not link.unheard:
                         self._hear(stream.peer, sealed)
-                    await link.pace.read(len(sealed))
+                    await link.pace.read(len(sealed), thread_time() - began)
         except StreamEnded as error:
             why = f"receiving: {error}"
         except ShoalError as error:

@@ -389,6 +389,20 @@ async def test_gossip_of_strangers_is_little() -> None:
     assert sum(peer_limits.may_gossip(MEMBER) for _ in range(500)) == 500
 
 
+async def test_pace_waits_for_what_took_long_to_handle_and_others_have_a_turn_after_it() -> None:
+    refusals, began = Refusals(), trio.current_time()
+    pace = Pace(refusals)
+    with trio.testing.assert_no_checkpoints():
+        await pace.read(100, limits.TURN_S / 2)
+    with trio.testing.assert_checkpoints():
+        await pace.read(100, limits.TURN_S)
+    await pace.read(100, limits.HANDLING_BURST_S - 1.5 * limits.TURN_S)
+    assert (trio.current_time(), refusals.counts()) == (began, {})
+    await pace.read(100, 2 * limits.HANDLING_SHARE)
+    assert trio.current_time() - began == pytest.approx(2.0)
+    assert refusals.counts() == {Reason.PACED.value: 1}
+
+
 async def test_pace_waits_for_what_is_over_the_rate_and_for_nothing_else() -> None:
     refusals = Refusals()
     pace = Pace(refusals)
