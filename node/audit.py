@@ -2,7 +2,8 @@
 
 `rounds/<rebases>.<rollbacks>-<round>/` holds `contribution`, `plan`, `finals` (msgpack maps) and `applied` (the decoded
 mean update, little-endian fp32). Under the strategy gossip they are `vector-…` and `exchange` (msgpack maps), `delta`,
-`stepped` and `began` (little-endian fp32). The fields are listed in docs/interfaces.md.
+`stepped` and `began` (little-endian fp32). Their fields are listed, and what they hold is checked, in testnet/check.py
+and testnet/check_gossip.py.
 """
 
 from __future__ import annotations

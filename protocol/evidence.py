@@ -31,6 +31,7 @@ from shoal.protocol.certificate import verify_leave, verify_step
 from shoal.protocol.commitments import Commitment
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
+from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import (
     CHUNK_LIMIT,
     PREPARE_DOMAIN,
@@ -49,6 +50,7 @@ from shoal.protocol.messages import (
     View,
     domain_hash,
 )
+from shoal.protocol.planning import RoundSettings, split_codec
 from shoal.protocol.view_change import verify_move
 from shoal.protocol.wire import canonical, decode
 
@@ -333,6 +335,27 @@ def unpack(data: bytes) -> tuple[Evidence, memoryview]:
     if canonical(evidence) != header:
         raise RemoteError("evidence in another encoding than its one")
     return evidence, memoryview(data)[end:]
+
+
+def fits(evidence: Evidence, manifest: Manifest, shape: tuple[int, int] | None) -> bool:
+    """True if the vectors in it have the codec and the grid of its round: those of others were in no plan.
+
+    manifest: the settings in force in that round. shape: the number of values and the chunks of buffers that a vector
+    had in it; None where that is not known, and the two are taken for what the evidence says.
+    """
+    for one in _vectors(evidence):
+        settings = RoundSettings.of(manifest, *(shape or (one.numel, split_codec(one.codec)[1])))
+        if (one.codec, one.numel, one.chunk_values) != (settings.codec, settings.numel, settings.chunk_values):
+            return False
+    return True
+
+
+def _vectors(evidence: Evidence) -> tuple[Plan | Commitment, ...]:
+    if isinstance(evidence, DoubleResult | WrongSum):
+        return (evidence.plan,)
+    if isinstance(evidence, CopiedCommitment | UnsoundContribution):
+        return (evidence.commitment,)
+    return evidence.commitments if isinstance(evidence, DoubleCommitment) else ()
 
 
 def describe(kind: str) -> str:

@@ -8,6 +8,8 @@
 
 Nothing of it holds a round up: it is done beside, one chunk after the other, in the pauses between reductions, and
 after each this node rests so long that audits take no more than the manifest's share of its time and of its downlink.
+What is found here waits for no peer. A few peers are asked at once, each one thing at a time: members first, and last
+those that did not answer. A disk that takes no evidence ends nothing: the user is told, and rounds go on.
 What is drawn and not done when AUDITS_LIMIT rounds wait is dropped. Contributions of the last CONTRIBUTIONS_KEPT rounds
 are held to be shown to other auditors, who get the same share of its uplink; that of the round under way is not shown
 to anybody, for who has not committed yet could copy it.
@@ -16,7 +18,7 @@ to anybody, for who has not committed yet could copy it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -29,7 +31,7 @@ from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.grid import Grid
 from shoal.collectives.progress import Exclusion, Reason
 from shoal.collectives.proofs import is_unsound, is_wrong, proves_itself, top_in
-from shoal.node.audits.audit_exchange import AuditClient, AuditServer
+from shoal.node.audits.audit_exchange import WHOLE_DEADLINE_S, AuditClient, AuditServer, Job, Questions
 from shoal.node.audits.audit_lanes import ContributionFetch, ContributionServer, Pause, Wanted
 from shoal.node.audits.evidence_store import EvidenceStore
 from shoal.node.audits.work_audit import WorkAudit
@@ -44,12 +46,12 @@ from shoal.protocol.auditing import affordable, beacon, drawn, ticket
 from shoal.protocol.bans import named
 from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import Commitment, seal_of
-from shoal.protocol.errors import LocalError, NetworkError, RemoteError
-from shoal.protocol.evidence import Evidence, Verdict, WrongSum, describe, pack, unpack
+from shoal.protocol.errors import LocalError, NetworkError, RemoteError, StorageError
+from shoal.protocol.evidence import Evidence, Verdict, WrongSum, describe, fits, pack, unpack
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Proven
 from shoal.protocol.messages import Certificate, Message, Plan, Report, Value
-from shoal.protocol.planning import RoundSettings
+from shoal.protocol.planning import RoundSettings, split_codec
 from shoal.protocol.suspicion import FALSE_EVIDENCE, MISCOMMITTED, UNANSWERED, USELESS, Suspicion
 from shoal.protocol.witness import Witness
 from shoal.swarm.members import Change
@@ -66,10 +68,13 @@ UNKNOWN_BYTES_PER_S = 1 << 24
 NEED_RETRY_S = 0.5
 NEED_LIMIT_S = 60.0
 """Time for which evidence is looked for that a proposed value names; with the next proposal it is looked for again."""
+ASKED_AT_ONCE = 3
+ASKED_S = 15.0
+"""Of one peer, for evidence that a value names; others are asked meanwhile, and then."""
+UNANSWERED_MOST = FALSE_EVIDENCE / 2
+"""To which questions that were not answered add up at most: whoever is slow has given no false evidence."""
 
 logger = logging.getLogger(__name__)
-
-Job = Callable[[], Awaitable[None]]
 
 
 class Auditing(RoundObserver):
@@ -84,9 +89,13 @@ class Auditing(RoundObserver):
         self._witness = Witness()
         self.suspicion = Suspicion()
         self.evidence_store = EvidenceStore(parts.store.folder, parts.swarm_id, first=parts.chain.was_member)
-        self._client = AuditClient(parts.host)
+        self._client = AuditClient(parts.host, self._unanswered)
         self._server = AuditServer(
-            self.evidence_store, self._finals_of, self._witness.commitments, lambda: self._links.linked()
+            self.evidence_store,
+            self._finals_of,
+            self._witness.commitments,
+            lambda: self._links.linked(),
+            self._is_member,
         )
         self._server.charged = self._charged
         self._pause = Pause()
@@ -101,7 +110,10 @@ class Auditing(RoundObserver):
         self._needs, self._need_queue = trio.open_memory_channel[Job](1)
         self._work_audit = WorkAudit(parts, self._sound_chunks, self._found_useless)
         self._weighings, self._weighing_queue = trio.open_memory_channel[Job](1)
-        self._pulls, self._pull_queue = trio.open_memory_channel[Job](JOBS_LIMIT)
+        self._questions = Questions(self._rank)
+        self._exchanging: set[PeerId] = set()  # charges wait to be exchanged: once, whatever is news till then
+        self._shapes: dict[int, tuple[int, int]] = {}  # by fragment: values, and chunks of buffers
+        self._disk_is_told = False
         self._compared: set[tuple[bytes, PeerId]] = set()
         self._settling: set[PeerId] = set()  # whose plans are in dispute: one question to each at a time
         self._token: trio.lowlevel.TrioToken | None = None
@@ -109,28 +121,49 @@ class Auditing(RoundObserver):
     # -- the service -----------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take up what is on disk, answer others, and audit until cancelled. Raises StorageError."""
+        """Take up what is on disk, answer others, and audit until cancelled. Raises StorageError at its start."""
         self._token = trio.lowlevel.current_trio_token()
         await trio.to_thread.run_sync(self.evidence_store.load)
         self._p.host.serve(AUDIT_PROTOCOL, self._server.serve)
         async with trio.open_nursery() as nursery:
-            queues = self._job_queue, self._audit_queue, self._need_queue, self._pull_queue, self._weighing_queue
-            for queue in queues:
+            for queue in (self._job_queue, self._audit_queue, self._need_queue, self._weighing_queue):
                 nursery.start_soon(self._work, queue)
+            for _ in range(ASKED_AT_ONCE):
+                nursery.start_soon(self._questions.ask, self._attempt)
             nursery.start_soon(self._shown.run)
             task_status.started()
 
     def heard(self, change: Change) -> None:
-        """Exchange charges with a peer that has just come."""
+        """Exchange charges with a peer that has just come; ask nothing of one that has gone."""
         if change.kind == "linked":
-            self._do(partial(self._exchange, change.peer))
+            self._exchange_with(change.peer)
+        elif change.kind == "lost":
+            self._exchanging.discard(change.peer)
+            self._questions.forget(change.peer)
 
     async def _work(self, queue: trio.MemoryReceiveChannel[Job]) -> None:
         async for job in queue:
-            try:
-                await job()
-            except (NetworkError, RemoteError) as error:
-                logger.info("%s", error)
+            await self._attempt(job)
+
+    async def _attempt(self, job: Job) -> None:
+        try:
+            await job()
+        except (NetworkError, RemoteError, StorageError) as error:
+            logger.info("%s", error)
+            if isinstance(error, StorageError) and not self._disk_is_told:
+                self._disk_is_told = True
+                self._p.on_progress(Notice(text=f"audits and evidence are left out: {error}"))
+
+    def _is_member(self, peer: PeerId) -> bool:
+        return peer in self._p.chain.voting.everyone(self._p.chain.head)
+
+    def _rank(self, peer: PeerId) -> tuple[bool, float]:
+        """Order in which peers are asked. No PeerId comes first: keys are made until one does."""
+        return not self._is_member(peer), self.suspicion.of(peer, trio.current_time())
+
+    def _unanswered(self, peer: PeerId) -> None:
+        now = trio.current_time()
+        self.suspicion.add(peer, UNANSWERED, now, most=max(UNANSWERED_MOST, self.suspicion.of(peer, now)))
 
     def _do(self, job: Job, queue: trio.MemorySendChannel[Job] | None = None) -> None:
         try:
@@ -143,6 +176,7 @@ class Auditing(RoundObserver):
     def began(self, base: Value, settings: RoundSettings) -> None:
         """Note that the round after `base` begins."""
         self._witness.begin(base, settings, voting=self._p.chain.voting)
+        self._shapes[self._fragment(base)] = settings.numel, split_codec(settings.codec)[1]
         self._compared.clear()
         self._settling.clear()
         self._pause.begin()
@@ -187,7 +221,7 @@ class Auditing(RoundObserver):
             self._do(partial(self._audit, value, finals), self._audits)
         elif finals is not None:
             for peer in sorted(self._links.linked().intersection(value.members)):
-                self._do(partial(self._compare, finals, peer))
+                self._questions.put(peer, partial(self._compare, finals, peer))
 
     def need(self, value: Value) -> None:
         """Look for the evidence of a proposed value's bans that is not here."""
@@ -243,14 +277,22 @@ class Auditing(RoundObserver):
         accused, chain = evidence.accused, self._p.chain
         # Anybody can have keys convicted that take no part, or in a round that there never was.
         takes_part = accused == self._me or chain.was_member(accused) or accused in self._links.linked()
-        if not (chain.knows(evidence.base.hash) and (takes_part or by_name)):
-            raise NetworkError(f"evidence against {accused}, of whom or of whose round nothing is known here")
+        if not (chain.knows(evidence.base.hash) and (by_name or (takes_part and self._fits(evidence)))):
+            raise NetworkError(f"evidence against {accused} about a peer, a round or vectors that are not known here")
         verdict = await trio.to_thread.run_sync(partial(self.evidence_store.put, data, named=by_name))
         if verdict is None:
             return
         self._tell(verdict)
         for peer in sorted(self._links.linked()):
-            self._do(partial(self._exchange, peer))
+            self._exchange_with(peer)
+
+    def _fits(self, evidence: Evidence) -> bool:
+        manifest = self._p.chain.amended(evidence.base.next_round) or self._p.config.manifest
+        return fits(evidence, manifest, self._shapes.get(self._fragment(evidence.base)))
+
+    def _fragment(self, base: Value) -> int:
+        """Number of the fragment that the round after `base` is of."""
+        return base.next_round % self._p.config.manifest.sync.fragments
 
     def _tell(self, verdict: Verdict) -> None:
         _, round = verdict.done
@@ -262,14 +304,19 @@ class Auditing(RoundObserver):
         if verdict.accused != self._me and not self._p.chain.bans.covers(verdict.accused, verdict.done):
             self._engine.put(Proven(verdict.digest, verdict.accused))
 
+    def _exchange_with(self, peer: PeerId) -> None:
+        if peer not in self._exchanging and self._questions.put(peer, partial(self._exchange, peer)):
+            self._exchanging.add(peer)
+
     async def _exchange(self, peer: PeerId) -> None:
         """Tell a peer what is here, and fetch what it has and this node has not."""
+        self._exchanging.discard(peer)
         self._charged(peer, await self._client.charges(peer, self._server.charges()))
 
     def _charged(self, peer: PeerId, charges: Sequence[Charge]) -> None:
         for charge in charges:
             if not self.evidence_store.has(charge.peer, (charge.term, charge.round)):
-                self._do(partial(self._pull, peer, charge), self._pulls)
+                self._questions.put(peer, partial(self._pull, peer, charge))
 
     async def _pull(self, peer: PeerId, charge: Charge) -> None:
         if not self.evidence_store.has(charge.peer, (charge.term, charge.round)):
@@ -279,7 +326,7 @@ class Auditing(RoundObserver):
         """Fetch a piece of evidence. Raises NetworkError, RemoteError if what comes proves nothing, StorageError."""
         if self.suspicion.of(peer, trio.current_time()) >= FALSE_EVIDENCE:
             raise NetworkError(f"{peer} gave evidence before that proved nothing")
-        data = await self._client.evidence(peer, digest)
+        data = await self._client.evidence(peer, digest, deadline_s=ASKED_S if by_name else WHOLE_DEADLINE_S)
         try:
             await self._keep(data, by_name=by_name)
         except RemoteError:
@@ -298,12 +345,17 @@ class Auditing(RoundObserver):
                 await trio.sleep(NEED_RETRY_S)
 
     async def _fetch_from_any(self, digest: bytes) -> None:
-        for peer in self.suspicion.least_first(self._links.linked(), trio.current_time()):
-            try:
-                await self._fetch(peer, digest, by_name=True)
-            except (NetworkError, RemoteError) as error:
-                logger.info("%s", error)
+        """Fetch a piece from who gives it first: ASKED_AT_ONCE peers are asked, each for ASKED_S, then others."""
+        peers = iter(sorted(self._links.linked(), key=self._rank))
+        async with trio.open_nursery() as nursery:
+            for _ in range(ASKED_AT_ONCE):
+                nursery.start_soon(self._fetch_in_turn, peers, digest, nursery.cancel_scope)
+
+    async def _fetch_in_turn(self, peers: Iterator[PeerId], digest: bytes, all_asked: trio.CancelScope) -> None:
+        for peer in peers:
+            await self._attempt(partial(self._fetch, peer, digest, by_name=True))
             if self.evidence_store.proves(digest) is not None:
+                all_asked.cancel()
                 return
 
     # -- contributions that were left out --------------------------------------------------------------------
@@ -336,7 +388,7 @@ class Auditing(RoundObserver):
             return
         if (report.plan, peer) not in self._compared:
             self._compared.add((report.plan, peer))
-            self._do(partial(self._compare, finals, peer))
+            self._questions.put(peer, partial(self._compare, finals, peer))
 
     async def _compare(self, finals: Finals, peer: PeerId) -> None:
         theirs = await self._client.statements(peer, finals.plan)
@@ -347,7 +399,7 @@ class Auditing(RoundObserver):
     def _settle_with(self, peer: PeerId, plan: Plan) -> None:
         if peer not in self._settling and self._witness.disputes(plan):
             self._settling.add(peer)
-            self._do(partial(self._settle_dispute, plan))
+            self._questions.put(peer, partial(self._settle_dispute, plan))
 
     async def _settle_dispute(self, plan: Plan) -> None:
         """Find out whether a contributor told the planner of a plan with wrong clips something else."""
@@ -424,7 +476,7 @@ class Auditing(RoundObserver):
         for one in wanted:
             if one not in shown and one.peer != self._me:
                 logger.info("%s does not show chunk %d of its contribution", one.peer, one.chunk)
-                self.suspicion.add(one.peer, UNANSWERED, trio.current_time())
+                self._unanswered(one.peer)
         return shown
 
     async def _sound(self, plan: Plan, place: int, chunk: int, data: bytes | None) -> U8 | None:
@@ -435,7 +487,7 @@ class Auditing(RoundObserver):
             return None
         payload = np.frombuffer(data, np.uint8)
         if await trio.to_thread.run_sync(proves_itself, plan, place, chunk, payload) is None:
-            self.suspicion.add(plan.participants[place].peer, UNANSWERED, trio.current_time())
+            self._unanswered(plan.participants[place].peer)
             return None
         await self._look_at(plan, place, chunk, payload)
         return payload

@@ -1,7 +1,8 @@
 """The evidence that a node holds: every piece verified, on disk in `evidence/`, one file by its digest.
 
 Bounded: PIECES_LIMIT and BYTES_LIMIT in all, PIECES_PER_PEER_LIMIT against one peer. One piece proves as much as many,
-so more against the same peer is of use only for what it does after its ban has ended.
+so more against the same peer is of use only for what it does after its ban has ended. Keys that never were a member's
+cost nothing, nor does having them lie: evidence against them has a small share of the room, and the newest is kept.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ FOLDER = "evidence"
 PIECES_LIMIT = 256
 PIECES_PER_PEER_LIMIT = 4
 BYTES_LIMIT = 1 << 30
+STRANGERS_PIECES_LIMIT = 32
+STRANGERS_BYTES_LIMIT = EVIDENCE_LIMIT_BYTES
+"""Against all who come last: the largest piece fits."""
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +34,7 @@ logger = logging.getLogger(__name__)
 class EvidenceStore:
     """The folder of one node in a swarm. Its methods block; safe in any number of threads.
 
-    first: of whom evidence is kept before that against others, where there is not room for all.
+    first: against whom evidence is kept before that against others, who have the strangers' share of the room.
     """
 
     def __init__(self, folder: Path, swarm: bytes, *, first: Callable[[PeerId], bool] = lambda peer: True) -> None:
@@ -71,7 +75,7 @@ class EvidenceStore:
             return None
         verdict = verify_evidence(data, self._swarm)
         with self._lock:
-            if not self._has_room(verdict, len(data), named=named):
+            if verdict.digest in self._verdicts or not self._has_room(verdict, len(data), named=named):
                 return None
             with disk_errors(self._folder):
                 self._folder.mkdir(exist_ok=True)
@@ -87,14 +91,30 @@ class EvidenceStore:
             return False  # it would be a second proof of what was done in that round
         while len(against) >= PIECES_PER_PEER_LIMIT:
             self._drop(against.pop(0))
-        while self._verdicts and (
-            len(self._verdicts) >= PIECES_LIMIT or sum(self._sizes.values()) + size > BYTES_LIMIT
-        ):
+        if not self._first(verdict.accused) and not self._has_strangers_room(verdict, size, named=named):
+            return False
+        while self._is_full(list(self._verdicts.values()), size, PIECES_LIMIT, BYTES_LIMIT):
             least = min(self._verdicts.values(), key=lambda one: (self._first(one.accused), one.done))
             if self._first(least.accused) and not self._first(verdict.accused):
                 return False
             self._drop(least)
         return True
+
+    def _has_strangers_room(self, verdict: Verdict, size: int, *, named: bool) -> bool:
+        held = sorted((one for one in self._verdicts.values() if not self._first(one.accused)), key=_age)
+        least = []
+        while self._is_full(held, size, STRANGERS_PIECES_LIMIT, STRANGERS_BYTES_LIMIT):
+            least.append(held.pop(0))
+        if least and not named and _age(verdict) < _age(least[-1]):
+            return False  # peers that tell each other of more than there is room for come to the same pieces
+        for one in least:
+            self._drop(one)
+        return True
+
+    def _is_full(self, held: list[Verdict], size: int, pieces_limit: int, bytes_limit: int) -> bool:
+        """True if there is something to drop, and no room beside it for a piece of that size."""
+        held_bytes = sum(self._sizes[one.digest] for one in held)
+        return bool(held) and (len(held) >= pieces_limit or held_bytes + size > bytes_limit)
 
     def _drop(self, verdict: Verdict) -> None:
         del self._verdicts[verdict.digest], self._sizes[verdict.digest]
@@ -129,3 +149,8 @@ class EvidenceStore:
     def has(self, peer: PeerId, done: Moment) -> bool:
         """True if something here proves what that peer did in that round."""
         return any((one.accused, one.done) == (peer, done) for one in self._verdicts.values())
+
+
+def _age(verdict: Verdict) -> tuple[Moment, bytes]:
+    """Order of evidence in which the oldest is first."""
+    return verdict.done, verdict.digest

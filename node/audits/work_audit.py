@@ -27,6 +27,7 @@ from shoal.node.child_process import ChildDied, ChildRaised, running_child
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.parts import Parts
 from shoal.node.reporting.events import Weighed
+from shoal.node.state.store import disk_errors
 from shoal.protocol.auditing import drawn_work
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
@@ -85,7 +86,7 @@ class WorkAudit:
     async def weigh(self, drawn: Weighing) -> None:
         """Fetch the contribution, have it weighed, and report the outcome.
 
-        Raises NetworkError if it cannot be had or weighed. Cancellation ends the process that weighs.
+        Raises NetworkError if it cannot be had or weighed, StorageError. Cancellation ends the process that weighs.
         """
         plan, grid = drawn.plan, Grid.of(drawn.plan)
         contribution = np.empty(grid.numel, np.float32)
@@ -110,7 +111,9 @@ class WorkAudit:
 
     async def _losses(self, drawn: Weighing, contribution: F32) -> WorkReply | str:
         config = self._p.config
-        with tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._p.store.folder) as name:
+        with disk_errors(self._p.store.folder):
+            folder = tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._p.store.folder)
+        with folder as name:
             paths = [Path(name) / kind for kind in ("anchor", "contribution")]
             for path, vector in zip(paths, (drawn.anchor, contribution), strict=True):
                 await trio.to_thread.run_sync(_write, path, vector)
@@ -133,7 +136,8 @@ def _can_weigh(manifest: Manifest) -> bool:
 
 
 def _write(path: Path, vector: F32) -> None:
-    np.asarray(vector, "<f4").tofile(path)
+    with disk_errors(path.parent):
+        path.write_bytes(np.asarray(vector, "<f4").data)
 
 
 async def _ask(wanted: WorkRequest) -> WorkReply | str:

@@ -28,8 +28,142 @@ AUDITS: tuple[Bug, ...] = (
         "evidence of rounds that there never were is kept",
         "tests/node/audits/test_auditing.py"
         "::test_evidence_is_kept_against_who_takes_part_or_did_in_rounds_that_there_were",
-        "if not (chain.knows(evidence.base.hash) and (takes_part or by_name)):",
-        "if not (takes_part or by_name):",
+        "if not (chain.knows(evidence.base.hash) and (by_name or (takes_part and self._fits(evidence)))):",
+        "if not (by_name or (takes_part and self._fits(evidence))):",
+    ),
+    bug(
+        "evidence about vectors of another codec or grid than the swarm's takes room",
+        "tests/node/audits/test_auditing.py"
+        "::test_evidence_about_vectors_that_no_round_has_is_kept_only_if_a_value_names_it",
+        "(by_name or (takes_part and self._fits(evidence)))):",
+        "(by_name or takes_part)):",
+    ),
+    bug(
+        "evidence about vectors of another size than a round's takes room",
+        "tests/node/audits/test_auditing.py"
+        "::test_evidence_about_vectors_that_no_round_has_is_kept_only_if_a_value_names_it",
+        "return fits(evidence, manifest, self._shapes.get(self._fragment(evidence.base)))",
+        "return fits(evidence, manifest, None)",
+    ),
+    bug(
+        "evidence that strangers made against themselves fills the store",
+        "tests/node/audits/test_evidence_store.py"
+        "::test_strangers_have_a_share_of_the_room_in_which_the_newest_evidence_stays",
+        "while self._is_full(held, size, STRANGERS_PIECES_LIMIT, STRANGERS_BYTES_LIMIT):",
+        "while self._is_full(held, size, PIECES_LIMIT, BYTES_LIMIT):",
+    ),
+    bug(
+        "old evidence against strangers puts out newer, and comes again for ever",
+        "tests/node/audits/test_evidence_store.py"
+        "::test_strangers_have_a_share_of_the_room_in_which_the_newest_evidence_stays",
+        "if least and not named and _age(verdict) < _age(least[-1]):",
+        "if least and not named and _age(verdict) == _age(least[-1]):",
+    ),
+    bug(
+        "a disk that takes no evidence ends the node",
+        "tests/node/audits/test_auditing.py::test_disk_that_takes_no_evidence_is_told_once_and_ends_nothing",
+        "except (NetworkError, RemoteError, StorageError) as error:",
+        "except (NetworkError, RemoteError) as error:",
+    ),
+    bug(
+        "a disk that takes no files to weigh by ends the node",
+        "tests/node/audits/test_work_audit.py::test_disk_that_takes_no_files_to_weigh_is_a_storage_error",
+        """
+        with disk_errors(self._p.store.folder):
+            folder = tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._p.store.folder)
+        """,
+        """
+        folder = tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._p.store.folder)
+        """,
+    ),
+    bug(
+        "one slow stranger after the other is asked for the evidence of a ban",
+        "tests/node/audits/test_auditing.py::test_evidence_of_a_ban_is_had_although_strangers_come_first_and_are_slow",
+        """
+        for _ in range(ASKED_AT_ONCE):
+            nursery.start_soon(self._fetch_in_turn, peers, digest, nursery.cancel_scope)
+        """,
+        """
+        nursery.start_soon(self._fetch_in_turn, peers, digest, nursery.cancel_scope)
+        """,
+    ),
+    bug(
+        "each peer may take two minutes over the evidence of a ban",
+        "tests/node/audits/test_auditing.py::test_evidence_of_a_ban_is_had_although_strangers_come_first_and_are_slow",
+        "deadline_s=ASKED_S if by_name else WHOLE_DEADLINE_S)",
+        "deadline_s=WHOLE_DEADLINE_S)",
+    ),
+    bug(
+        "strangers are asked for evidence before members",
+        "tests/node/audits/test_auditing.py::test_evidence_of_a_ban_is_had_although_strangers_come_first_and_are_slow",
+        "return not self._is_member(peer), self.suspicion.of(peer, trio.current_time())",
+        "return False, self.suspicion.of(peer, trio.current_time())",
+    ),
+    bug(
+        "whoever took too long is asked first again",
+        "tests/node/audits/test_auditing.py::test_evidence_of_a_ban_is_had_although_strangers_come_first_and_are_slow",
+        """
+        except trio.TooSlowError:
+            self._unanswered(peer)
+            raise NetworkError(f"{peer} did not give it within {deadline_s:g} s") from None
+        """,
+        """
+        except trio.TooSlowError:
+            raise NetworkError(f"{peer} did not give it within {deadline_s:g} s") from None
+        """,
+    ),
+    bug(
+        "whoever is slow for long counts as a giver of false evidence",
+        "tests/node/audits/test_auditing.py"
+        "::test_whoever_is_slow_for_long_is_asked_last_and_is_not_taken_for_a_giver_of_false_evidence",
+        "UNANSWERED_MOST = FALSE_EVIDENCE / 2",
+        "UNANSWERED_MOST = FALSE_EVIDENCE",
+    ),
+    bug(
+        "all that one peer claims is asked of it at once",
+        "tests/node/audits/test_auditing.py::test_peer_that_claims_much_and_gives_nothing_holds_up_no_other",
+        "free = [peer for peer in self._pending if peer not in self._asked]",
+        "free = list(self._pending)",
+    ),
+    bug(
+        "a lie that a node saw itself waits for a slow peer",
+        "tests/node/audits/test_auditing.py"
+        "::test_statements_that_drip_are_given_up_and_hold_up_nothing_that_was_found_here",
+        "self._do(partial(self._make, evidence, attachment))",
+        "self._questions.put(min(self._links.linked()), partial(self._make, evidence, attachment))",
+    ),
+    bug(
+        "an owner's statements may come one by one",
+        "tests/node/audits/test_auditing.py"
+        "::test_statements_that_drip_are_given_up_and_hold_up_nothing_that_was_found_here",
+        "if not isinstance(answer, StatementsPart) or len(answer.statements) != wanted:",
+        "if not isinstance(answer, StatementsPart) or not 0 < len(answer.statements) <= wanted:",
+    ),
+    bug(
+        "statements have no deadline over all their parts",
+        "tests/node/audits/test_auditing.py::test_statements_have_a_deadline_over_all_their_parts",
+        """
+        with self._asking(peer, WHOLE_DEADLINE_S):
+            while len(found) < plan.chunks:
+        """,
+        """
+        with self._asking(peer, float("inf")):
+            while len(found) < plan.chunks:
+        """,
+    ),
+    bug(
+        "one peer that takes no answers has all places of those that are answered",
+        "tests/node/audits/test_auditing.py"
+        "::test_peers_that_take_no_answers_have_one_place_each_and_strangers_none_of_members",
+        "self._places.setdefault(stream.peer, trio.Semaphore(ANSWERS_PER_PEER_LIMIT))",
+        "trio.Semaphore(ANSWERS_PER_PEER_LIMIT)",
+    ),
+    bug(
+        "strangers that take no answers have the places of members",
+        "tests/node/audits/test_auditing.py"
+        "::test_peers_that_take_no_answers_have_one_place_each_and_strangers_none_of_members",
+        "async with place, self._rooms[self._is_member(stream.peer)]:",
+        "async with place, self._rooms[True]:",
     ),
     bug(
         "evidence against keys that take no part takes the room of other evidence",

@@ -124,6 +124,26 @@ def test_evidence_against_keys_that_were_never_members_takes_no_others_room(
     assert {one.accused for one in kept_evidence.verdicts} == members
 
 
+def test_strangers_have_a_share_of_the_room_in_which_the_newest_evidence_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers = [Identity.from_seed(bytes([9, n]) * 16) for n in range(8)]
+    data = [double_vote(stranger, round=5 + place) for place, stranger in enumerate(strangers)]
+    kept_evidence = EvidenceStore(tmp_path, SWARM, first=lambda peer: peer == LIARS[0].peer_id)
+    monkeypatch.setattr(evidence_store, "STRANGERS_PIECES_LIMIT", 4)
+    assert kept_evidence.put(double_vote(LIARS[0])) is not None
+    assert all(kept_evidence.put(one) is not None for one in data)
+    assert sorted(one.done[1] for one in kept_evidence.verdicts) == [1, 9, 10, 11, 12]
+    assert kept_evidence.put(data[0]) is None, "it would be told to and fro for ever"
+    assert kept_evidence.put(data[0], named=True) is not None
+    assert sorted(one.done[1] for one in kept_evidence.verdicts) == [1, 5, 10, 11, 12]
+    monkeypatch.setattr(evidence_store, "STRANGERS_BYTES_LIMIT", 2 * len(data[0]) + 100)
+    assert kept_evidence.put(double_vote(strangers[0], round=20)) is not None
+    assert sorted(one.done[1] for one in kept_evidence.verdicts) == [1, 12, 20]
+    assert kept_evidence.put(double_vote(LIARS[0], round=2)) is not None, "that is no share of members"
+    assert len(list((tmp_path / "evidence").iterdir())) == 4
+
+
 def test_desk_shows_evidence_in_parts_and_what_owners_stated(tmp_path: Path) -> None:
     kept_evidence, data = evidence_store_in(tmp_path), double_vote(LIARS[0])
     kept_evidence.put(data)

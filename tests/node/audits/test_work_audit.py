@@ -27,12 +27,13 @@ from shoal.node.training.trainer_messages import Assignment
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.auditing import drawn_work
 from shoal.protocol.certificate import genesis
-from shoal.protocol.errors import NetworkError
+from shoal.protocol.errors import DiskFull, NetworkError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Value, domain_hash
 from tests.collectives.reduce_lab import make_plan, peer
 from tests.manifests import manifest_of
+from tests.small_disk import small_disk
 
 OPTIONS = {"inputs": 4, "outputs": 2}
 NUMEL = 4 * 2 + 2
@@ -174,6 +175,16 @@ def test_process_of_its_own_weighs_the_same_and_its_files_are_gone(tmp_path: Pat
     known = meter.weigh(np.zeros(NUMEL, np.float32), shifted(share), share)
     assert (told.before, told.after, told.useful) == (known.before, known.after, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_that_takes_no_files_to_weigh_is_a_storage_error(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "gone", manifest(), [np.ones(NUMEL, np.float32)] * 2)
+    with pytest.raises(StorageError, match="gone"):
+        weigh_all(bench)
+    with small_disk(tmp_path / "disk", 8 << 10) as disk:
+        (disk / "filled").write_bytes(bytes(8 << 10))
+        with pytest.raises(DiskFull, match="free some space"):
+            work_audit._write(disk / "anchor", np.ones(NUMEL, np.float32))
 
 
 def test_contribution_that_is_not_shown_whole_is_not_weighed(tmp_path: Path) -> None:
