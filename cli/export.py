@@ -54,11 +54,16 @@ def export(options: ExportOptions) -> None:
 def _export_policy(own: Manifest, expected: Manifest | None, options: ExportOptions) -> None:
     """The node's own policy, which nobody certified."""
     from shoal.node.sapo.policy_export import export_policy
+    from shoal.node.state.checkpoint_check import BadCheckpoint
+    from shoal.node.state.tensor_files import DamagedFile
 
     check_same_swarm(own, expected, options.checkpoint, nothing=NOTHING)
-    model, round, has_format = export_policy(
-        options.checkpoint, own, options.out, data=options.data, force=options.force
-    )
+    try:
+        model, round, has_format = export_policy(
+            options.checkpoint, own, options.out, data=options.data, force=options.force
+        )
+    except DamagedFile as error:
+        raise BadCheckpoint(f"{NOTHING}: {error}") from None
     typer.echo(f"wrote {model}: this node's policy after {round} rounds")
     if has_format:
         typer.echo(f"wrote the format of policy {in_one_line(own.workload.name)!r} beside it")

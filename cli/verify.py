@@ -74,21 +74,22 @@ def check_state(folder: Path, expected: Manifest | None, *, nothing: str) -> tup
     """The manifest, round and digest of a state that was checked, in a checkpoint or a data folder.
 
     It is what the swarm certified; where a swarm certifies none, a node's own that is whole. nothing: what is not done
-    otherwise, as `nothing is exported`. Raises ConfigError.
+    otherwise, as `nothing is exported`. Raises ConfigError, and BadCheckpoint where `shoal verify` ends with BAD.
     """
     from shoal.node.gossip.export import check_own_state
-    from shoal.node.state.checkpoint_check import check_checkpoint
+    from shoal.node.state.checkpoint_check import BadCheckpoint, check_checkpoint
 
     toml = folder / "swarm.toml"
-    if toml.exists() and load_manifest(toml).strategy.exchanges_models:
-        own = load_manifest(toml)
+    own = load_manifest(toml) if toml.exists() else None
+    if own is not None:
         check_same_swarm(own, expected, folder, nothing=nothing)
-        header = check_own_state(folder)
-        return own, header.round, header.digest.hex()
+        if own.strategy.exchanges_models:
+            header = check_own_state(folder)
+            return own, header.round, header.digest.hex()
     report = check_checkpoint(folder, expected=expected)
-    if report.digest is None or report.round is None or not report.state_ok:
-        raise ConfigError(f"{nothing}: {report.error}")
-    return load_manifest(toml), report.round, report.digest
+    if own is None or report.digest is None or report.round is None or not report.ok:
+        raise BadCheckpoint(f"{nothing}: {report.error}")
+    return own, report.round, report.digest
 
 
 def check_same_swarm(own: Manifest, expected: Manifest | None, folder: Path, *, nothing: str) -> None:

@@ -244,7 +244,7 @@ class GossipEngine:
 
     async def _note_standing(self, peer: PeerId, message: Standing) -> None:
         if self._start is not None:
-            self._start.standings[peer] = message
+            self._start.note(peer, message, trio.current_time())
 
     async def _take_offer(self, peer: PeerId, message: Offer) -> None:
         if self.machine is None or self.finished or self.leaving:

@@ -115,6 +115,8 @@ class GossipExchange:
             raise NetworkError(f"{peer} does not hold its state of round {standing.round} any more")
         header = decode(answer.header, StateHeader, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)
         assembly = StateAssembly(header, digest=standing.digest)  # nothing of the header was believed until here
+        if header.round != standing.round:
+            raise RemoteError(f"has a state of round {header.round}, and said {standing.round}", peer=peer)
         accepts(header)
         grid, scope = header.grid, header.digest[:SCOPE_BYTES]
         job = Job(

@@ -1,17 +1,29 @@
 """Start of a node of the strategy `gossip`: the state on which it begins.
 
     from disk          its own newest state, if its file is whole
-    from a peer        who has trained: a snapshot, checked against the digest that the peer signed
-    from the seed      as a founder, once all other founders were heard and nobody has trained, or after `timeout_s`
+    from a peer        who has trained: a snapshot, checked against the digest that the peer signed, of finite values
+    from the seed      as a founder, once all other founders were heard and none has trained, or after `timeout_s`
 
 Whoever is no founder asks until somebody has one.
+
+Nothing is certified, so which peer to begin on is a matter of what several say: all founders are heard, or whoever
+answers within HEAR_S of the first that has trained. Founders count, and others only where not all founders answer and
+none of those has trained. A peer is begun on whose round is within NEAR_ROUNDS of the median of theirs (the lower of
+two in the middle); a single one is believed. So whoever names a round far from what the others name is passed over.
+
+What remains trust: the weights of that one peer, and its count of tokens, which schedules follow, are its own word.
+Where fewer than half of those who count lie, their round is right, and the weights of one of them may still be wrong:
+strangers are so many as anybody likes, so a swarm is as safe to join as its founders are to be reached.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+import math
+import statistics
+from collections.abc import Callable, Collection, Mapping
 
+import numpy as np
 import trio
 
 from shoal.collectives.state import CertifiedState, StateHeader
@@ -26,14 +38,21 @@ from shoal.protocol.gossip_messages import Standing
 from shoal.protocol.identity import PeerId
 
 ASK_PERIOD_S = 1.0
+HEAR_S = 3.0
+"""From the first answer of a peer that has trained: others may need as long for theirs."""
+HEARD_LIMIT_S = 10.0
+"""An answer counts for as long: peers train on, or go."""
+NEAR_ROUNDS = 16
+"""Rounds that a peer may be from the median: each trains at its own pace, and a slow one is led to others' rounds."""
 
 logger = logging.getLogger(__name__)
 
 
 class GossipStart:
-    """Obtains the first state. `standings`: what peers said of theirs, to be filled by the engine.
+    """Obtains the first state. `note` tells it what peers say of theirs.
 
-    accepts: raises ConfigError, naming the parameter, if a peer's snapshot is of another layout than the model here.
+    others: the founders beside this node. accepts: raises ConfigError, naming the parameter, if a peer's snapshot is of
+    another layout than the model here.
     """
 
     def __init__(
@@ -56,15 +75,24 @@ class GossipStart:
         self._accepts_layout = accepts
         self._on_progress = on_progress
         self._draws_at = trio.current_time() + timeout_s
-        self._ask_at = float("-inf")
-        self.standings: dict[PeerId, Standing] = {}
+        self._ask_at, self._decides_at = -math.inf, math.inf
+        self._heard: dict[PeerId, tuple[float, Standing]] = {}
+        self._passed_over: set[PeerId] = set()  # until they are asked again
+        self._refused: set[PeerId] = set()
 
     def ask_due(self, now: float) -> bool:
         """True if peers are to be asked where they stand; once every ASK_PERIOD_S."""
         due = now >= self._ask_at
         if due:
             self._ask_at = now + ASK_PERIOD_S
+            self._passed_over.clear()
         return due
+
+    def note(self, peer: PeerId, standing: Standing, now: float) -> None:
+        """A peer says where it stands."""
+        self._heard[peer] = now, standing
+        if standing.round:
+            self._decides_at = min(self._decides_at, now + HEAR_S)
 
     async def from_disk(self) -> CertifiedState | None:
         """The newest whole state of this node's own. Raises ConfigError if it is of another model."""
@@ -89,19 +117,33 @@ class GossipStart:
 
     async def attempt(self, now: float) -> CertifiedState | None:
         """A state to begin on, as far as is known by now. Raises ConfigError if it is of another model."""
-        ahead = sorted(self.standings, key=lambda peer: self.standings[peer].round, reverse=True)
-        for peer in ahead:
-            if self.standings[peer].round > 0:
-                state = await self._from_peer(peer, self.standings.pop(peer))
+        standings = {peer: said for peer, (at, said) in self._heard.items() if now - at <= HEARD_LIMIT_S}
+        heard_all = self._others <= standings.keys()
+        if heard_all or now >= self._decides_at:
+            for peer in self._to_begin_on({peer: said.round for peer, said in standings.items()}, heard_all=heard_all):
+                state = await self._from_peer(peer, standings[peer])
                 if state is not None:
                     return state
-        heard_all = self._others <= self.standings.keys()
-        if not self._founder or not (heard_all or now >= self._draws_at):
+                self._passed_over.add(peer)
+        no_founder_has_trained = heard_all and not any(standings[peer].round for peer in self._others)
+        if not self._founder or not (no_founder_has_trained or now >= self._draws_at):
             return None
         state = await self._training_client.initial_state(self._cache.vectors)
         header = await trio.to_thread.run_sync(self._cache.header, state)
         self._cache.put(state, header)
         return state
+
+    def _to_begin_on(self, rounds: Mapping[PeerId, int], *, heard_all: bool) -> list[PeerId]:
+        """Peers whose snapshot to ask for, the best first. rounds: of each that was heard, 0 of one without a state."""
+        trained = {peer: round for peer, round in rounds.items() if round > 0}
+        founders = {peer: round for peer, round in trained.items() if peer in self._others}
+        counted = founders if founders or heard_all else trained
+        if not counted:
+            return []
+        median = statistics.median_low(counted.values())
+        away = {peer: abs(round - median) for peer, round in counted.items()}
+        near = [peer for peer in counted if away[peer] <= NEAR_ROUNDS]
+        return sorted(set(near) - self._passed_over - self._refused, key=lambda peer: (away[peer], peer))
 
     async def _from_peer(self, peer: PeerId, standing: Standing) -> CertifiedState | None:
         async def show(fetched: StateFetched) -> None:
@@ -113,9 +155,21 @@ class GossipStart:
         except (NetworkError, RemoteError) as error:
             logger.warning("no snapshot from %s: %s", peer, error)
             return None
+        except ConfigError as error:
+            if peer in self._others:
+                raise
+            self._refuse(peer, str(error))
+            return None
+        if not await trio.to_thread.run_sync(_is_finite, state):
+            self._refuse(peer, "its weights are not finite")
+            return None
         self._cache.put(state, header)
         logger.info("begins on the snapshot of round %d of %s", state.round, peer)
         return state
+
+    def _refuse(self, peer: PeerId, why: str) -> None:
+        self._refused.add(peer)
+        logger.warning("no start on the snapshot of %s: %s", peer, why)
 
     def _accepts(self, header: StateHeader) -> None:
         self._accepts_layout(header.layout)
@@ -126,3 +180,8 @@ class GossipStart:
                 "the state in this data folder has other parameters than this workload builds here; install the same "
                 "version of it, or choose another --data-dir"
             )
+
+
+def _is_finite(state: CertifiedState) -> bool:
+    """True if all values are: what is not finite shows in their sum, and finite ones of float32 have a finite one."""
+    return all(math.isfinite(state.vector(kind).sum(dtype=np.float64)) for kind in state.kinds)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shoal.node.state.store import RecordLog
 from shoal.protocol.amending import sign_amendment
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, RemoteError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import Amendment, Rebase, Value
 from shoal.protocol.terms import make_rebase
@@ -37,17 +37,25 @@ class Authority:
     ) -> Rebase:
         """The rebase after `head` with its voters less those in `forget`, durably the one of its term.
 
-        Raises ConfigError where that makes no sense, or was done otherwise before; StorageError.
+        Raises ConfigError where that makes no sense, or was done otherwise before; StorageError, as of a damaged log.
         """
         key = self._key()
         rebase = make_rebase(key, head, self._electorate(head, voters, forget, alive))
-        log = RecordLog(self._folder / LOG_NAME)
+        path, term = self._folder / LOG_NAME, rebase.value.term
+        log = RecordLog(path)
         try:
             for record in log.recovered:
                 before = decode(record, Rebase)
-                if before.value.term == rebase.value.term:
+                if before.value.term == term:
                     return self._again(before, rebase)
+            if log.damaged:
+                raise RemoteError("there is a record that does not hold")
             log.append(canonical(rebase))
+        except RemoteError as error:
+            raise StorageError(
+                f"{path} is damaged ({error}); put a copy of it back, or remove it if no rebase to term {term} was "
+                "signed here"
+            ) from None
         finally:
             log.close()
         return rebase

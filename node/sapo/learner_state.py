@@ -76,7 +76,7 @@ def restore(learner: Learner, folder: Path, *, policy: str) -> tuple[int | None,
 def restore_values(policy: Policy, folder: Path, *, policy_name: str) -> int:
     """Give `policy` the parameters of the newest file that is whole, and return the round of that.
 
-    Raises StorageError if there is none that is whole and of this policy.
+    Raises DamagedFile if there is none that is whole and of this policy.
     """
     parameters = trained_parameters(policy).values()
 
@@ -87,7 +87,7 @@ def restore_values(policy: Policy, folder: Path, *, policy_name: str) -> int:
 
     round, refused = _newest(folder, take_over)
     if round is None:
-        raise StorageError("; ".join(refused) or f"{folder} has no file of a policy; give the folder of another node")
+        raise DamagedFile("; ".join(refused) or f"{folder} has no file of a policy; give the folder of another node")
     return round
 
 

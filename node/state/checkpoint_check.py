@@ -27,7 +27,7 @@ from shoal.node.state.store import read_records
 from shoal.node.state.tensor_files import TensorFile
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
-from shoal.protocol.errors import ConfigError, RemoteError
+from shoal.protocol.errors import ConfigError, RemoteError, ShoalError
 from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.messages import Entry, Term, Value
 
@@ -36,8 +36,8 @@ CHAIN_LIMIT_BYTES = 4 << 30
 _ENTRY: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
-class BadCheckpoint(Exception):
-    """Error that ends the check; it names the file, says what is wrong and what to do."""
+class BadCheckpoint(ShoalError):
+    """A state on disk that is not what was certified or written; the text names the file, and says what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

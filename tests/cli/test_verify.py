@@ -120,9 +120,20 @@ def test_export_refuses_what_is_not_certified(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(checkpoint)
-    assert execute(["export", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
+    assert execute(["export", str(checkpoint), "--out", str(tmp_path / "out")]) == 1
     assert "nothing is exported" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "chain", "layout.json"])
+def test_every_command_that_reads_a_checkpoint_ends_alike_where_a_file_of_it_is_damaged(
+    checkpoint: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint / name
+    path.write_bytes(path.read_bytes()[:-3])
+    for command in (["verify"], ["export", "--out", str(tmp_path / "out")], ["evaluate"]):
+        assert execute([*command, str(checkpoint)]) == 1, command
+        assert str(path) in capsys.readouterr().err
 
 
 class Exporting(RegressionWorkload):

@@ -696,4 +696,41 @@ STATE: tuple[Bug, ...] = (
         'known = any(fnmatchcase(name, free) for free in (*STAYS, *GOES, "transfer/*"))',
         'known = any(fnmatchcase(name, free) for free in (*STAYS, *GOES, "transfer/*", "*.log"))',
     ),
+    bug(
+        "a newcomer to a gossip begins on whoever names the highest round",
+        "tests/node/gossip/test_start.py::test_who_names_a_round_far_from_the_others_is_passed_over",
+        "median = statistics.median_low(counted.values())",
+        "median = max(counted.values())",
+    ),
+    bug(
+        "strangers outvote founders where a newcomer to a gossip begins",
+        "tests/node/gossip/test_start.py"
+        "::test_founders_count_and_strangers_only_where_none_has_trained_and_not_all_answer",
+        "counted = founders if founders or heard_all else trained",
+        "counted = trained",
+    ),
+    bug(
+        "the first to answer is believed where a newcomer to a gossip begins",
+        "tests/node/gossip/test_start.py::test_the_only_one_that_is_there_is_begun_on_once_others_had_their_time",
+        "if heard_all or now >= self._decides_at:",
+        "if True:",
+    ),
+    bug(
+        "a newcomer to a gossip begins on weights that are not finite",
+        "tests/node/gossip/test_start.py::test_weights_that_are_not_finite_are_nobodys_start",
+        "if not await trio.to_thread.run_sync(_is_finite, state):",
+        "if False:",
+    ),
+    bug(
+        "a snapshot may be of another round than its peer named",
+        "tests/node/gossip/test_exchange.py::test_a_snapshot_of_another_round_than_its_peer_named_is_refused",
+        "if header.round != standing.round:",
+        "if False:",
+    ),
+    bug(
+        "a damaged log of rebases lets another be signed",
+        "tests/node/rounds/test_authority.py::test_damaged_log_says_what_to_do_and_no_second_rebase_is_signed",
+        'raise RemoteError("there is a record that does not hold")',
+        "log.rewrite([])",
+    ),
 )

@@ -23,6 +23,8 @@ from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.gossip_messages import Standing
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH
+from shoal.protocol.peering import GetHeader
+from shoal.protocol.wire import canonical
 from shoal.swarm.lanes.chunks import ChunkExchange, ChunkRef, ChunkSpace
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.socket import Moved
@@ -164,4 +166,19 @@ async def test_a_snapshot_that_is_gone_or_of_another_model_is_not_begun(tmp_path
     standing = Standing(round=7, digest=pair.donor.cache.digest(state))
     with pytest.raises(ConfigError, match="another model"):
         await pair.exchange.snapshot(PARTNER, standing, refuse, ignore)
+    assert pair.world.chunks_from(PARTNER) == 0
+
+
+async def test_a_snapshot_of_another_round_than_its_peer_named_is_refused(tmp_path: Path) -> None:
+    """Whether to begin on it was decided by the round that it named."""
+    pair, state = Pair(tmp_path), state_of(9, seed=3)
+    pair.donor.cache.put(state, pair.donor.cache.header(state))
+
+    async def answers_with_another(peer: PeerId, data: bytes) -> bytes:
+        return await pair.world._ask(peer, canonical(GetHeader(round=9)))
+
+    pair.exchange._ask = answers_with_another
+    standing = Standing(round=7, digest=pair.donor.cache.digest(state))
+    with pytest.raises(RemoteError, match="has a state of round 9, and said 7"):
+        await pair.exchange.snapshot(PARTNER, standing, accept_any, ignore)
     assert pair.world.chunks_from(PARTNER) == 0

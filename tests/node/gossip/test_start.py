@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from shoal.collectives.memory import VectorPool
-from shoal.collectives.state import CertifiedState, StateHeader
-from shoal.node.gossip.start import ASK_PERIOD_S, GossipStart
+from shoal.collectives.state import CertifiedState, StateHeader, frozen
+from shoal.node.gossip.start import ASK_PERIOD_S, HEAR_S, HEARD_LIMIT_S, GossipStart
 from shoal.node.outcome import StateFetched
 from shoal.node.state.fetching import OnProgress
 from shoal.node.state.states import StateCache
@@ -23,6 +23,8 @@ from tests.node.donors import flipped
 from tests.node.ledger import GRID, state_of
 
 A, B = PeerId("a"), PeerId("b")
+"""The other founders."""
+C, D, E = PeerId("c"), PeerId("d"), PeerId("e")
 LAYOUT = b"L" * 32
 TIMEOUT_S = 20.0
 
@@ -89,7 +91,18 @@ class Beginner:
         if state is not None:
             self.peers.states[peer] = state
         digest = NO_HASH if state is None else self.cache.digest(state)
-        self.start.standings[peer] = Standing(round=0 if state is None else state.round, digest=digest)
+        said = Standing(round=0 if state is None else state.round, digest=digest)
+        self.start.note(peer, said, trio.current_time())
+
+    def names(self, peer: PeerId, round: int) -> None:
+        """A peer says that its state is of that round, and has one."""
+        self.says(peer, replace(state_of(round % 1000, seed=round % 1000), round=round))
+
+    async def begins_on(self) -> PeerId | None:
+        """The peer whose state this node begins on, once those that it waits for had their time."""
+        await trio.sleep(HEAR_S)
+        state = await self.attempt()
+        return next((peer for peer, one in self.peers.states.items() if one is state), None)
 
     async def attempt(self) -> CertifiedState | None:
         return await self.start.attempt(trio.current_time())
@@ -111,13 +124,61 @@ async def test_a_founder_waits_for_the_others_no_longer_than_its_patience(tmp_pa
     assert await one.start.attempt(began + TIMEOUT_S) is not None
 
 
-async def test_who_is_furthest_is_begun_on_though_this_node_is_a_founder(tmp_path: Path) -> None:
+async def test_a_founder_too_begins_on_another_that_has_trained(tmp_path: Path) -> None:
     one = Beginner(tmp_path)
-    one.says(A, state_of(4, seed=4))
-    one.says(B, state_of(9, seed=9))
+    one.says(A, None)
+    one.names(B, 9)
     state = await one.attempt()
     assert state is one.peers.states[B]
     assert (one.training_client.drawn, one.cache.newest_round()) == (0, 9)
+
+
+@pytest.mark.parametrize("lie", [1 << 60, 1])
+async def test_who_names_a_round_far_from_the_others_is_passed_over(tmp_path: Path, lie: int) -> None:
+    one = Beginner(tmp_path, founder=False)
+    one.names(C, lie)
+    for peer, round in ((D, 97), (E, 101)):
+        one.names(peer, round)
+    assert await one.begins_on() == {1: D, 1 << 60: E}[lie]
+    for peer in (D, E):
+        one.peers.gone.add(peer)
+        assert await one.begins_on() != C
+    assert one.cache.newest_round() <= 101
+
+
+async def test_founders_count_and_strangers_only_where_none_has_trained_and_not_all_answer(tmp_path: Path) -> None:
+    one = Beginner(tmp_path, founder=False)
+    for peer in (C, D, E):
+        one.names(peer, 700)
+    assert await one.attempt() is None, "founders have their time to answer"
+    one.names(A, 20)
+    assert await one.begins_on() == A
+    for peer in (A, B):
+        one.says(peer, None)
+    assert await one.begins_on() is None, "nobody can have trained before founders did"
+    await trio.sleep(HEARD_LIMIT_S)
+    for peer in (C, D):
+        one.names(peer, 700)
+    assert await one.begins_on() == C
+
+
+async def test_the_only_one_that_is_there_is_begun_on_once_others_had_their_time(tmp_path: Path) -> None:
+    one = Beginner(tmp_path, founder=False)
+    one.names(C, 5)
+    assert await one.attempt() is None
+    assert await one.begins_on() == C
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+async def test_weights_that_are_not_finite_are_nobodys_start(tmp_path: Path, value: float) -> None:
+    one, whole = Beginner(tmp_path, founder=False), state_of(5)
+    anchor = whole.anchor.copy()
+    anchor[-1] = value
+    one.says(A, replace(whole, anchor=frozen(anchor)))
+    one.names(B, 6)
+    assert await one.begins_on() == B
+    one.peers.gone = {B}
+    assert await one.begins_on() is None
 
 
 async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_again_later(tmp_path: Path) -> None:
@@ -126,7 +187,8 @@ async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_
     one.says(B, state_of(9, seed=9))
     one.peers.gone = {A, B}
     assert await one.attempt() is None
-    assert one.start.standings == {}
+    one.peers.gone = set()
+    assert await one.attempt() is None, "before they are asked again"
     assert await one.start.attempt(trio.current_time() + 100 * TIMEOUT_S) is None  # no founder draws nothing
     now = trio.current_time()
     assert [one.start.ask_due(now), one.start.ask_due(now), one.start.ask_due(now + ASK_PERIOD_S)] == [
@@ -134,9 +196,9 @@ async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_
         False,
         True,
     ]
-    one.peers.gone = {B}
+    one.peers.gone = {A}
     one.says(A, state_of(5, seed=5))
-    assert await one.attempt() is one.peers.states[A]
+    assert await one.attempt() is one.peers.states[B]
 
 
 async def test_the_newest_whole_state_on_disk_is_begun_on(tmp_path: Path) -> None:
@@ -159,7 +221,11 @@ async def test_a_state_of_another_model_is_an_error_that_says_what_to_do(tmp_pat
     other = replace(state_of(3), layout_hash=b"O" * 32)
     one.says(A, other)
     with pytest.raises(ConfigError, match="'w' has another shape"):
-        await one.attempt()
+        await one.begins_on()
+    stranger = Beginner(tmp_path, founder=False)
+    stranger.says(C, other)
+    stranger.says(D, state_of(3))
+    assert await stranger.begins_on() == D, "anybody may claim to have another model"
     one.cache.save_state(other)
     with pytest.raises(ConfigError, match="install the same version"):
         await one.start.from_disk()

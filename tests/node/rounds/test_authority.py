@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.node.rounds.authority import Authority
+from shoal.node.state.store import frame_batch
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Term
@@ -47,6 +48,22 @@ def test_rebase_is_signed_once_per_term_and_given_out_again(tmp_path: Path) -> N
     assert "was signed here before" in refused(again, LEDGER.chain.value(2), VOTERS, REST, ())
     following = again.rebase(rebase.value, rebase.value.members, (), ())
     assert following.value.term == Term(2, 0)
+
+
+def test_damaged_log_says_what_to_do_and_no_second_rebase_is_signed(tmp_path: Path) -> None:
+    authority, _ = authority_of(tmp_path)
+    rebase, path = authority.rebase(HEAD, VOTERS, REST, ()), tmp_path / "rebases.log"
+    whole = path.read_bytes()
+    authority.rebase(rebase.value, rebase.value.members, (), ())
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    assert authority.rebase(HEAD, VOTERS, REST, ()) == rebase, "it holds, whatever comes behind it"
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for damaged in (path.read_bytes(), frame_batch(0, [b"no rebase"])):
+        path.write_bytes(damaged)
+        text = refused(authority, HEAD, VOTERS, {OTHER.peer_id}, ())
+        assert f"{path} is damaged" in text
+        assert text.endswith("; put a copy of it back, or remove it if no rebase to term 1.0 was signed here")
+        assert path.read_bytes() == damaged
 
 
 def test_node_key_serves_where_the_manifest_names_no_other(tmp_path: Path) -> None:
