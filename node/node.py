@@ -138,7 +138,7 @@ class Node:
         cache = StateCache(folder, manifest.round.chunk_values, kinds=outer.kinds)
         round_log, holds = RoundLog(log), Holds(config.holds, log)
         # -- who is there, and what moves between them
-        self.host = host = Host(identity=identity, listen=config.listen)
+        self.host = host = Host(identity=identity, listen=config.listen, boot=boot)
         self.frames = FrameTakers()
         lanes = _lane_pool(config, host, self.frames)
         vectors = VectorCache(cache.lookup)

@@ -48,6 +48,7 @@ PUBLISH_LIMIT_BYTES = gossip_packets.MESSAGE_LIMIT_BYTES  # GossipSub drops what
 PUBLISH_DEADLINE_S = 5.0
 SUBSCRIPTION_LIMIT_ITEMS = 1024
 TOPICS_LIMIT = 8  # that are not ours, and one peer has subscribed to
+BOOT_SHIFT = 40  # a start has numbers for so many bits of messages
 PENDING_LIMIT_ITEMS = 16  # messages kept for a peer whose subscriptions are not known yet
 OUTBOX_LIMIT_ITEMS = 1024  # waiting to be sent to one peer
 OUTBOX_LIMIT_BYTES = 16 << 20
@@ -202,6 +203,9 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
     reaches libp2p which concerns topics of ours (`shoal.swarm.gossip_packets`), and it is read at its rates. Strangers
     are neither written to nor read: libp2p opens a stream to whoever connects, replays the last messages to whoever
     subscribes, and keeps a hundred for each that it cannot write to. What one said waits until it is admitted.
+
+    No message is taken, nor passed on, a second time, or once many newer ones of its origin came, however old it is.
+    An origin numbers its messages by its starts, as its envelopes: those of a later one are newer, whatever clocks say.
     """
 
     def __init__(
@@ -211,10 +215,13 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
         deliver: Callable[[str, GossipMessage], None],
         peer_limits: PeerLimits,
         memory: Memory | None,
+        boot: int,
     ) -> None:
         super().__init__(host, router, strict_signing=True)
         self._peer_limits, self._memory = peer_limits, memory
         self._deliver = deliver
+        self._numbers = gossip_packets.Numbers(peer_limits.is_admitted)
+        self.counter = boot << BOOT_SHIFT  # libp2p's own is of the clock
         self._topics: set[str] = set()  # ours
         self._said: dict[ID, set[str]] = {}  # topics of others that may become ours
         self._reading: dict[ID, trio.CancelScope] = {}
@@ -321,6 +328,18 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
         if self._peer_limits.may_gossip(PeerId(str(msg_forwarder))):  # before its signature costs anything
             await super().push_msg(msg_forwarder, msg)
 
+    def _is_msg_seen(self, msg: Any) -> bool:
+        return super()._is_msg_seen(msg) or not (self._is_own(msg) or self._numbers.is_new(*_numbered(msg)))
+
+    def _mark_msg_seen(self, msg: Any) -> None:
+        """Note a message, whose signature holds."""
+        super()._mark_msg_seen(msg)
+        if not self._is_own(msg):
+            self._numbers.note(*_numbered(msg))
+
+    def _is_own(self, msg: Any) -> bool:
+        return bool(msg.from_id == self.my_id.to_bytes())
+
     def _forget_all_subscriptions(self, peer_id: ID) -> None:
         if not self._peer_is_connected(peer_id):
             super()._forget_all_subscriptions(peer_id)
@@ -335,12 +354,17 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
             self._deliver(topic, message)
 
 
+def _numbered(msg: Any) -> tuple[PeerId, int]:
+    return PeerId(str(ID(msg.from_id))), int.from_bytes(msg.seqno, "big")
+
+
 class Gossip:
     """Publishing and subscribing, over a libp2p host that runs."""
 
     def __init__(
-        self, host: BasicHost, traffic: Traffic, peer_limits: PeerLimits, memory: Memory | None = None
+        self, host: BasicHost, traffic: Traffic, peer_limits: PeerLimits, memory: Memory | None = None, *, boot: int
     ) -> None:
+        """boot: how often this node started."""
         self._traffic = traffic
         self._mailboxes: dict[str, list[Mailbox[GossipMessage]]] = {}
         self._router = _Router(
@@ -356,7 +380,7 @@ class Gossip:
             max_pending_messages_per_peer=PENDING_LIMIT_ITEMS,
         )
         self._router.comes_first = peer_limits.comes_first
-        self._pubsub = _Pubsub(host, self._router, self._deliver, peer_limits, memory)
+        self._pubsub = _Pubsub(host, self._router, self._deliver, peer_limits, memory, boot)
         self._runs = False
 
     @contextlib.asynccontextmanager

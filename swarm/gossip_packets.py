@@ -7,15 +7,19 @@
     a subscription    of topics that are ours, or may become ours: a few short ones of each peer
     all else          dropped
 
+And of messages, whoever brings them, which one is new (`Numbers`): libp2p's own memory of them lasts two minutes, after
+which anybody could have an old one passed on again by everybody.
+
 Source: https://github.com/libp2p/specs/blob/master/pubsub/gossipsub/gossipsub-v1.1.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId
 from shoal.swarm.libp2p_parts import only_what_runs
 
 with only_what_runs():
@@ -32,6 +36,9 @@ AROUND_LIMIT_BYTES = 2048
 ORIGIN_LIMIT_BYTES, NUMBER_LIMIT_BYTES = 64, 8
 TOPIC_LIMIT_CHARS = 128
 BACK_OFF_LIMIT_S = 60
+NUMBERS_WINDOW = 1024
+"""Before the highest of an origin, so many of its messages may come out of their order."""
+NUMBERS_ORIGIN_LIMIT = 4096
 
 _LENGTH_DELIMITED, _MESSAGE_FIELD = 2, rpc_pb2.RPC.DESCRIPTOR.fields_by_name["publish"].number
 
@@ -127,3 +134,45 @@ def _topics(said: Iterable[Any], topics: Container[str]) -> list[str]:
 
 def _numbers(said: Iterable[bytes]) -> list[bytes]:
     return list(dict.fromkeys(one for one in said if len(one) <= ORIGIN_LIMIT_BYTES + NUMBER_LIMIT_BYTES))
+
+
+class Numbers:
+    """Numbers of the messages that came of each origin, which gives them in rising order: each is new only once.
+
+    Of an origin its highest is kept, and which of the NUMBERS_WINDOW before it came; what is older is not new. Bounded
+    as `shoal.protocol.wire.ReplayGuard`: whoever is silent for longest is forgotten, but none that is `kept`, and
+    where there is no room no number is new.
+
+    Source: RFC 4303, section 3.4.3, the window against replays.
+    """
+
+    def __init__(self, kept: Callable[[PeerId], bool] = lambda _: False) -> None:
+        self._kept = kept
+        self._came: dict[PeerId, tuple[int, int]] = {}  # the highest, and a bit for each before it, itself the lowest
+
+    def is_new(self, origin: PeerId, number: int) -> bool:
+        """True if no message of this number came yet, as far as is known."""
+        if origin not in self._came:
+            return len(self._came) < NUMBERS_ORIGIN_LIMIT or self._longest_silent() is not None
+        highest, came = self._came[origin]
+        age = highest - number
+        return age < 0 or (age < NUMBERS_WINDOW and not came >> age & 1)
+
+    def note(self, origin: PeerId, number: int) -> None:
+        """Note that a message of this number, which is new and which its origin signed, came."""
+        if origin not in self._came and len(self._came) >= NUMBERS_ORIGIN_LIMIT:
+            silent = self._longest_silent()
+            assert silent is not None, "no number was new"
+            del self._came[silent]
+        highest, came = self._came.pop(origin, (number, 0))
+        rise = max(0, number - highest)
+        came = came << rise if rise < NUMBERS_WINDOW else 0
+        came |= 1 << (highest + rise - number)
+        self._came[origin] = highest + rise, came & ((1 << NUMBERS_WINDOW) - 1)  # the last of all
+
+    def _longest_silent(self) -> PeerId | None:
+        """The origin that may be forgotten, if any may."""
+        return next((origin for origin in self._came if not self._kept(origin)), None)
+
+    def __len__(self) -> int:
+        return len(self._came)

@@ -94,8 +94,12 @@ class Host:
         listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
         connection_limit: int = CONNECTION_LIMIT,
         circuit_limits: CircuitLimits | None = None,
+        boot: int = 0,
     ) -> None:
-        """Raises ConfigError for an address that cannot be listened on. Nothing is opened yet."""
+        """boot: how often this node started; what it publishes is newer than what it did before.
+
+        Raises ConfigError for an address that cannot be listened on. Nothing is opened yet.
+        """
         self.peer_id: PeerId = identity.peer_id
         self.addresses: tuple[str, ...] = ()
         self.traffic = Traffic()
@@ -147,7 +151,7 @@ class Host:
         self.circuits.is_member = self._may_belong
         self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
         self.dial_back_probes = DialBackProbes()
-        self._gossip = Gossip(self._libp2p, self.traffic, peer_limits, self._memory)
+        self._gossip = Gossip(self._libp2p, self.traffic, peer_limits, self._memory, boot=boot)
         self._bound: list[tuple[str, int]] = []
         self._watchers: list[Mailbox[ConnectionChange]] = []
         self._streams: trio.Nursery | None = None  # pumps of the streams that `open` made

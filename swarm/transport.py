@@ -29,7 +29,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.lanes.socket import reason_of
 from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import HALF_OPEN_LIMIT, Memory, PeerLimits
-from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
+from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, HANDSHAKE_DEADLINE_S, Muxer, Wire
 from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
 from shoal.swarm.reaching.circuits import Circuits, is_relayed
 
@@ -63,7 +63,6 @@ log = logging.getLogger("shoal.libp2p")
 
 # Two nodes that dial each other at once settle on one connection within this time; later, the newer one counts.
 SIMULTANEOUS_DIAL_WINDOW_S = 10.0
-HANDSHAKE_DEADLINE_S = 10.0
 TAKE_OVER_DEADLINE_S = 5.0
 DAEMON_RESTART_DELAY_S = 1.0
 

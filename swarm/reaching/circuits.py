@@ -23,7 +23,14 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import Memory, Reason, Refusals
-from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, Allowance, Muxer, read_bounded
+from shoal.swarm.muxer import (
+    CLOSE_DEADLINE_S,
+    FOREIGN_ERRORS,
+    HANDSHAKE_DEADLINE_S,
+    Allowance,
+    Muxer,
+    read_bounded,
+)
 
 with only_what_runs():
     from google.protobuf.message import DecodeError
@@ -49,7 +56,6 @@ RESERVATIONS_LIMIT = 4
 PENDING_LIMIT, STRANGERS_PENDING_LIMIT = 32, 16
 """Circuits to this node whose handshake is under way: in all, and those of callers who do not belong here, who may have
 no mind to end it."""
-HANDSHAKE_DEADLINE_S = 10.0
 
 logger = logging.getLogger("shoal.libp2p")
 

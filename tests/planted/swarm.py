@@ -6,6 +6,24 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "a link is paced by messages and bytes alone, whatever they cost",
+        "tests/swarm/test_links.py::test_link_whose_messages_cost_much_is_read_later_and_others_are_not",
+        "await link.pace.read(len(sealed), thread_time() - began)",
+        "await link.pace.read(len(sealed))",
+    ),
+    bug(
+        "the time that handling took is owed to nobody",
+        "tests/swarm/test_limits.py::test_pace_waits_for_what_took_long_to_handle_and_others_have_a_turn_after_it",
+        "self._handling.owe(handled_s, now)",
+        "0.0",
+    ),
+    bug(
+        "one costly message is handled after the other, and nobody else has a turn",
+        "tests/swarm/test_limits.py::test_pace_waits_for_what_took_long_to_handle_and_others_have_a_turn_after_it",
+        "elif handled_s >= TURN_S:",
+        "elif False:",
+    ),
+    bug(
         "a partner that tells no news stays one",
         "tests/protocol/test_offer_news.py::test_partners_are_few_and_one_after_the_other_makes_room",
         "if self._turns % TURNS_OF_PARTNERS == 0 and self._waiting and self._places:",
@@ -680,5 +698,41 @@ SWARM: tuple[Bug, ...] = (
         "::test_address_that_went_and_came_back_is_both_and_what_changes_nothing_is_no_change",
         "gone = (before - self.now) | (heard.removed & before)",
         "gone = before - self.now",
+    ),
+    bug(
+        "gossip is passed on again once libp2p has forgotten it",
+        "tests/swarm/test_gossip.py::test_a_message_is_taken_and_passed_on_once_however_long_ago_it_came",
+        "return super()._is_msg_seen(msg) or not (self._is_own(msg) or self._numbers.is_new(*_numbered(msg)))",
+        "return bool(super()._is_msg_seen(msg))",
+    ),
+    bug(
+        "gossip older than what is remembered of its origin is new",
+        "tests/swarm/test_gossip.py::test_a_message_is_taken_and_passed_on_once_however_long_ago_it_came",
+        "return age < 0 or (age < NUMBERS_WINDOW and not came >> age & 1)",
+        "return age < 0 or age >= NUMBERS_WINDOW or not came >> age & 1",
+    ),
+    bug(
+        "a message whose origin did not sign it makes later ones of that origin old",
+        "tests/swarm/test_gossip.py::test_a_message_is_taken_and_passed_on_once_however_long_ago_it_came",
+        """
+        if self._peer_limits.may_gossip(PeerId(str(msg_forwarder))):  # before its signature costs anything
+        """,
+        """
+        self._mark_msg_seen(msg)
+        self.seen_messages.cache.clear()
+        if self._peer_limits.may_gossip(PeerId(str(msg_forwarder))):  # before its signature costs anything
+        """,
+    ),
+    bug(
+        "a replay of a node's own gossip silences it",
+        "tests/swarm/test_gossip.py::test_own_messages_go_out_whatever_is_replayed_of_this_node",
+        "return bool(msg.from_id == self.my_id.to_bytes())",
+        "return False",
+    ),
+    bug(
+        "gossip of a node's next start is older than that before",
+        "tests/swarm/test_gossip.py::test_messages_of_a_later_start_are_newer_however_many_there_were_before",
+        "self.counter = boot << BOOT_SHIFT",
+        "self.counter = boot",
     ),
 )

@@ -12,7 +12,7 @@ from shoal.protocol.identity import Identity
 from shoal.protocol.limits import Rates
 from shoal.swarm import gossip, limits
 from shoal.swarm.gossip import PUBLISH_LIMIT_BYTES, TOPICS_LIMIT, GossipMessage
-from shoal.swarm.gossip_packets import parse
+from shoal.swarm.gossip_packets import NUMBERS_WINDOW, parse
 from shoal.swarm.host import Host
 from shoal.swarm.limits import Reason
 from shoal.swarm.streams import Mailbox, MessageStream
@@ -285,6 +285,50 @@ def signed(host: Host, number: bytes, data: bytes, *topics: str) -> rpc_pb2.Mess
     said.signature = pubsub.sign_key.sign(PUBSUB_SIGNING_PREFIX.encode() + said.SerializeToString())
     said.key = pubsub.host.get_public_key().serialize()
     return said
+
+
+async def test_a_message_is_taken_and_passed_on_once_however_long_ago_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_hosts() as (near, far, box):
+        pubsub, passed_on = far._gossip._pubsub, list[bytes]()
+
+        async def publish(forwarder: ID, message: rpc_pb2.Message) -> None:
+            passed_on.append(message.data)
+            await trio.lowlevel.checkpoint()
+
+        async def replay(number: int, data: bytes) -> None:
+            message = signed(near, number.to_bytes(8, "big"), data, TOPIC)
+            pubsub.seen_messages.cache.clear()  # as after the two minutes that libp2p keeps them
+            await pubsub.push_msg(near_id(near), message)
+
+        monkeypatch.setattr(pubsub.router, "publish", publish)
+        start = 5 * NUMBERS_WINDOW
+        for number, data in ((1, b"newer"), (0, b"late"), (0, b"late"), (1, b"newer")):
+            await replay(start + number, data)
+        await replay(start + 1 - NUMBERS_WINDOW, b"older than all that is kept")
+        assert passed_on == [b"newer", b"late"]
+        assert [(await box.receive()).data for _ in range(len(box._items))] == passed_on
+        forged = signed(near, (1 << 62).to_bytes(8, "big"), b"forged", TOPIC)
+        forged.signature = bytes(64)
+        await pubsub.push_msg(near_id(near), forged)
+        await replay(start + 2, b"newest")
+        assert passed_on[2:] == [b"newest"], "only what an origin signed counts"
+
+
+async def test_messages_of_a_later_start_are_newer_however_many_there_were_before() -> None:
+    identity = Identity.from_seed(bytes(32))
+    before, again = (Host(identity=identity, boot=boot)._gossip._pubsub for boot in (7, 8))
+    for _ in range(100_000):
+        before._next_seqno()
+    assert again._next_seqno() > before._next_seqno()
+
+
+async def test_own_messages_go_out_whatever_is_replayed_of_this_node() -> None:
+    async with two_hosts() as (near, far, box):
+        pubsub = near._gossip._pubsub
+        ahead = signed(near, bytes([127]) + bytes(7), b"of a start that there was not", TOPIC)
+        await pubsub.push_msg(near_id(far), ahead)
+        assert not pubsub._is_msg_seen(signed(near, bytes([1]) + bytes(7), b"now", TOPIC))
+        assert (await published(near, box, b"now")).data == b"now"
 
 
 async def test_neighbours_are_who_comes_first_and_not_who_asked_first() -> None:

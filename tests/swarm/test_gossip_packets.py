@@ -6,14 +6,20 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.protocol.errors import RemoteError
+from shoal.protocol.identity import PeerId
+from shoal.swarm import gossip_packets
 from shoal.swarm.gossip_packets import (
     BACK_OFF_LIMIT_S,
     CONTROL_LIMIT_BYTES,
     ENTRIES_LIMIT,
     MESSAGE_LIMIT_BYTES,
+    NUMBERS_WINDOW,
     ORIGIN_LIMIT_BYTES,
+    Numbers,
     control,
     entries,
     messages,
@@ -121,3 +127,44 @@ def test_what_is_made_of_a_packet_does_not_keep_it() -> None:
     packet.publish[0].data = packet.publish[1].data = b"changed"  # a part of a packet would change with it
     assert small == message()
     assert large == message(data=bytes(200_000))
+
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+def came(numbers: Numbers, origin: PeerId, *some: int) -> list[bool]:
+    """Whether each of these was new, as they come."""
+    found = []
+    for one in some:
+        found.append(numbers.is_new(origin, one))
+        if found[-1]:
+            numbers.note(origin, one)
+    return found
+
+
+@given(st.lists(st.integers(0, 3 * NUMBERS_WINDOW)))
+def test_number_is_new_once_and_as_long_as_it_is_within_the_window(some: list[int]) -> None:
+    numbers, seen = Numbers(), list[int]()
+    for one in some:
+        is_new = one not in seen and one > max(seen, default=one) - NUMBERS_WINDOW
+        assert came(numbers, A, one) == [is_new]
+        if is_new:
+            seen.append(one)
+    assert not any(numbers.is_new(A, one) for one in seen)
+
+
+def test_numbers_of_one_origin_say_nothing_of_another_and_a_rise_by_far_keeps_little() -> None:
+    numbers = Numbers()
+    assert came(numbers, A, 1 << 63, (1 << 63) - 1, 1) == [True, True, False]
+    assert came(numbers, B, 1, 1 << 63, 1 << 63, 1) == [True, True, False, False]
+    assert max(bits for _, bits in numbers._came.values()) < 1 << NUMBERS_WINDOW
+
+
+def test_origins_are_few_and_none_pushes_out_one_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip_packets, "NUMBERS_ORIGIN_LIMIT", 2)
+    numbers = Numbers(lambda origin: origin == A)
+    assert came(numbers, A, 5) + came(numbers, B, 5) + came(numbers, C, 5) == [True, True, True]
+    assert numbers.is_new(B, 5), "as it was forgotten"
+    assert (len(numbers), numbers.is_new(A, 5), numbers.is_new(C, 5)) == (2, False, False), "who only asks forgets none"
+    crowded = Numbers(lambda origin: True)
+    assert came(crowded, A, 5) + came(crowded, B, 5) + came(crowded, C, 5) == [True, True, False]
