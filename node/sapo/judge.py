@@ -4,8 +4,8 @@ Of what the peer says only the text is used. The task is made anew from its refe
 origin was assigned; the completions are scored by this node's own scorer. The announced rewards then show whether the
 origin told the truth: where they disagree the group is refused, and the origin is to blame. A group with a text that
 could not be scored in time, or of a task that could not be made in time, is refused too, but says nothing of the hint:
-the time may have been lacking here. A group most of whose texts another offered before is a copy: who copies has to
-have heard of them first.
+the time may have been lacking here. Where scoring did not even begin, nobody is to blame. A group most of whose texts
+another offered before is a copy: who copies has to have heard of them first.
 
 The judge works in the agent, next to tasks and scorers, and is the only place where a pulled group is decoded. What
 verdicts cost whom is decided in the daemon, by `Intake` and `Trust`.
@@ -17,7 +17,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -120,16 +119,12 @@ class Judge:
 
         to_replay: digests of the groups whose tokens are gone through again.
         """
-        opened = [self._open_or_refuse(offer, data) for offer, data in pulled]
-        items = [(one.task, text) for one in opened if isinstance(one, _Opened) for text in one.group.completions]
-        rewards = iter(self._scores(items))
         judged: list[Judgement] = []
-        for one in opened:
+        for one in [self._open_or_refuse(offer, data) for offer, data in pulled]:
             if isinstance(one, Judgement):
                 judged.append(one)
                 continue
-            found = tuple(islice(rewards, len(one.group.completions)))
-            judgement = self._weigh_or_refuse(one, found)
+            judgement = self._weigh_or_refuse(one, self._scores(one))
             if judgement.group is not None and self.replay is not None and one.offer.digest in to_replay:
                 judgement = _replayed(judgement, judgement.group, self.replay)
             judged.append(judgement._replace(question=one.task.question))
@@ -140,12 +135,12 @@ class Judge:
         for text in _comparable(texts):
             self._texts.note(text, None, OWN)
 
-    def _scores(self, items: Sequence[tuple[Task, str]]) -> Sequence[float | None]:
-        """Return rewards of these texts; none where the scorer itself fails, which is no peer's fault."""
+    def _scores(self, one: _Opened) -> Sequence[float | None]:
+        """Return rewards of a group's texts; none where the scorer itself fails, which is no peer's fault."""
         try:
-            return self._score(items) if items else ()
+            return self._score([(one.task, text) for text in one.group.completions])
         except ShoalError as error:
-            logger.error("others' groups cannot be scored: %s", error)
+            logger.error("a group of another cannot be scored: %s", error)
             return ()
 
     def _open_or_refuse(self, offer: Offer, data: bytes) -> _Opened | Judgement:

@@ -23,7 +23,7 @@ from shoal.node.sapo.sandbox_process import Begin, Failed, FamilyPlace, NotWarm,
 from shoal.node.sapo.sandbox_support import environment
 from shoal.node.sapo.scorer_faults import Faults, scorer_place
 from shoal.node.sapo.tasks import Task, TaskFamily
-from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.errors import ConfigError, LocalError, ShoalError
 
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
@@ -38,6 +38,10 @@ WARM_UP_LIMIT_S = 15.0
 START_LIMIT_S = 120.0
 PROCESS_LIMIT_TASKS = 20_000
 """After so many a process is replaced: what libraries keep for themselves does not add up."""
+
+
+class NotBegun(ShoalError):
+    """A family was not warmed up in time, so that no text was looked at: that is nobody's fault but this node's."""
 
 
 class Sandbox:
@@ -118,7 +122,7 @@ class Sandbox:
     def score(self, task: Task, texts: Sequence[str]) -> list[float | None]:
         """One reward in [0, 1] per text: 0 for one that kills or exhausts its scoring, None for one that is not scored.
 
-        Raises ConfigError as `start` does.
+        Raises ConfigError as `start` does, NotBegun.
         """
         if self._scored_tasks >= PROCESS_LIMIT_TASKS:
             self.close()
@@ -145,9 +149,10 @@ class Sandbox:
         if isinstance(reply, NotWarm):
             who = f"score() of family {family.name!r}{scorer_place(family)}, or its warm_up(),"
             limit = f"{self._begin.warm_up_limit_s:g} s"
-            self._faults.left_out(family, f"{who} took more than {limit} to begin", len(texts))
+            why = f"{who} took more than {limit} to begin"
+            self._faults.left_out(family, why, len(texts))
             self.close()
-            return [None] * len(texts)
+            raise NotBegun(why)
         reason = reply.reason if isinstance(reply, Failed) else reply
         self._faults.left_out(family, f"a task of family {family.name!r} cannot be made: {reason}", len(texts))
         return [None] * len(texts)

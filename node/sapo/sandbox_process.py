@@ -155,7 +155,12 @@ class Worker:
     def _in_child(self, job: Job, first: int, deadline: float) -> tuple[list[tuple[float, int]], bool]:
         """Scores of the texts from `first` on, as far as one child gets, and whether the text after them killed it."""
         reader, writer = os.pipe()
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:
+            os.close(reader)
+            os.close(writer)
+            raise
         if child == 0:
             _be_child(job, first, writer, self._begin)
         os.close(writer)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, Sandbox
+from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, NotBegun, Sandbox
 from shoal.node.sapo.sandbox_process import Overdue, limited
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scorer_faults import Faults, line_in, of_shoal, scorer_file, scorer_place
@@ -87,8 +87,8 @@ class Scorer:
 
         own: the texts are this node's own policy's, and may be scored where there is no sandbox.
 
-        Raises LocalError for a peer's text of a family that is not `peer_safe` (ask before), ConfigError where no
-        scoring process starts.
+        Raises LocalError for a peer's text of a family that is not `peer_safe` (ask before), NotBegun for one of a
+        family that was not warmed up in time, ConfigError where no scoring process starts.
         """
         rewards: list[float | None] = [0.0] * len(pairs)
         by_task: dict[TaskRef, list[int]] = {}
@@ -97,7 +97,12 @@ class Scorer:
                 by_task.setdefault(task.ref, []).append(place)
         for places in by_task.values():
             task = pairs[places[0]][0]
-            scored = self._score_task(task, [pairs[place][1] for place in places], own)
+            try:
+                scored = self._score_task(task, [pairs[place][1] for place in places], own)
+            except NotBegun:
+                if not own:
+                    raise
+                scored = [None] * len(places)
             for place, reward in zip(places, scored, strict=True):
                 rewards[place] = reward
         return rewards

@@ -33,7 +33,6 @@ GOOD = 0.1
 WEIGHTS = {
     Reason.MALFORMED: 2.0,
     Reason.FORGED: 2.0,
-    Reason.REPLAYED: 0.5,
     Reason.DUPLICATE: 0.5,
     Reason.COPIED: 1.0,
     Reason.FOREIGN_TASK: 2.0,
@@ -42,7 +41,6 @@ WEIGHTS = {
     Reason.TOO_LARGE: 2.0,
     Reason.HINT: 1.0,
     Reason.UNSCORED: 0.25,  # texts that take long to score, on purpose or because this machine was busy
-    Reason.QUOTA: 0.02,
     Reason.UNAVAILABLE: 0.05,  # who was killed and is back no longer has all that it offered
     Reason.STALE: 0.05,
     Reason.OTHER_POLICY: IGNORED_AT,

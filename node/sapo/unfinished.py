@@ -24,7 +24,7 @@ from shoal.node.sapo.policy import Policy, Rollout
 from shoal.node.sapo.tasks import Task
 from shoal.node.state.store import disk_errors
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
-from shoal.protocol.errors import StorageError
+from shoal.protocol.errors import LocalError, StorageError
 
 NAME = "unfinished.safetensors"
 METADATA = "groups"
@@ -110,7 +110,10 @@ class UnfinishedFile:
         tokens, logs, versions = map(iter, arrays)
         groups = []
         for group in unfinished.groups:
-            task = draw(group.round, group.index)
+            try:
+                task = draw(group.round, group.index)
+            except LocalError as error:
+                raise StorageError(f"{path} has a group of no task ({error}); remove it to begin others") from error
             prompt = policy.encode_prompt(task.question)
             rollouts = tuple(
                 Rollout(

@@ -23,14 +23,10 @@ SAPO: tuple[Bug, ...] = (
         "tests/node/sapo/test_sandbox.py"
         "::test_sandbox_family_whose_warm_up_is_interrupted_scores_nothing_and_is_warmed_up_in_another_process",
         """
-            self.close()
-            return [None] * len(texts)
-        reason = reply.reason if isinstance(reply, Failed) else reply
+        self.close()
+        raise NotBegun(why)
         """,
-        """
-            return [None] * len(texts)
-        reason = reply.reason if isinstance(reply, Failed) else reply
-        """,
+        "raise NotBegun(why)",
     ),
     bug(
         "a text is worth 0 whose child died before it read it",
@@ -569,5 +565,18 @@ SAPO: tuple[Bug, ...] = (
         "tests/node/sapo/test_engine_client.py::test_engine_is_asked_to_load_until_it_says_what_it_has",
         'raise RemoteError("it does not say which policy it has loaded")',
         'return ""',
+    ),
+    bug(
+        "who made a group pays for scoring that did not begin here",
+        "tests/node/sapo/test_sandbox.py::test_sandbox_that_does_not_begin_leaves_own_texts_out_and_says_so_of_others",
+        "    if not own:\n        raise\n    scored = [None] * len(places)",
+        "    scored = [None] * len(places)",
+    ),
+    bug(
+        "a family that did not begin to score ends a judge",
+        "tests/node/sapo/test_judge.py"
+        "::test_group_whose_scoring_does_not_begin_costs_its_maker_nothing_and_others_are_judged",
+        "class NotBegun(ShoalError):",
+        "class NotBegun(Exception):",
     ),
 )

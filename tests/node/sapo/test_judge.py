@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shoal.node.sapo import judge as judge_module
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.judge import COPY_LEAST_BYTES, Judge
+from shoal.node.sapo.sandbox import NotBegun
 from shoal.node.sapo.selection import Verdict
 from shoal.node.sapo.tasks import INDEX_LIMIT, Config, Task, TaskChoice, TaskSource
 from shoal.node.sapo.trust import WEIGHTS, Replayed
@@ -350,6 +351,18 @@ def test_scorer_that_fails_is_nobodys_fault() -> None:
 
     judge = Judge(swarm_id=SWARM, source=SOURCE, score=fail)
     assert refusal(judge, *offer_of(group_of(ALICE)), blamed=False) == Reason.UNSCORED
+
+
+def test_group_whose_scoring_does_not_begin_costs_its_maker_nothing_and_others_are_judged() -> None:
+    def begin_later(pairs: Sequence[tuple[Task, str]]) -> list[float]:
+        if pairs[0][0].ref.index == 0:
+            raise NotBegun("its warm_up() took more than 15 s to begin")
+        return score(pairs)
+
+    judge = Judge(swarm_id=SWARM, source=SOURCE, score=begin_later)
+    cold, warm = judge.judge([offer_of(group_of(ALICE, index)) for index in range(2)])
+    assert cold.verdict == Verdict(refused=Reason.UNSCORED, blamed=False)
+    assert warm.group is not None
 
 
 @settings(derandomize=True)

@@ -15,8 +15,8 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from shoal.node.sapo import sandbox_process
-from shoal.node.sapo.sandbox import Sandbox
-from shoal.node.sapo.sandbox_process import SCORE, Begin, Worker
+from shoal.node.sapo.sandbox import NotBegun, Sandbox
+from shoal.node.sapo.sandbox_process import SCORE, Begin, Job, Worker
 from shoal.node.sapo.sandbox_support import missing_sandbox
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
@@ -299,11 +299,40 @@ def test_sandbox_family_whose_warm_up_is_interrupted_scores_nothing_and_is_warme
     ready = tmp_path / "ready"
     task = WarmsUp().make({"ready": str(ready), "catches": catches}, 1, 0)
     with Sandbox([WarmsUp()]) as sandbox:
-        assert sandbox.score(task, ["0.75", "no"]) == [None, None]
+        with pytest.raises(NotBegun, match="took more than 1 s to begin"):
+            sandbox.score(task, ["0.75", "no"])
         assert ", or its warm_up(), took more than 1 s to begin: 2 texts so far are left out" in caplog.text
         assert sandbox._process is None
         ready.touch()
         assert sandbox.score(task, ["0.75", "no"]) == [0.75, 0.0]
+
+
+def test_sandbox_that_does_not_begin_leaves_own_texts_out_and_says_so_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.node.sapo.sandbox.WARM_UP_LIMIT_S", 0.1)
+    monkeypatch.syspath_prepend(str(ROOT))
+    task = WarmsUp().make({"ready": str(tmp_path / "never"), "catches": False}, 1, 0)
+    with Scorer(TaskSource([TaskChoice(family=WarmsUp(), config=task.config)])) as scorer:
+        assert scorer.score_each([(task, "0.75")], own=True) == [None]
+        with pytest.raises(NotBegun):
+            scorer.score_each([(task, "0.75")])
+
+
+def test_sandbox_child_that_cannot_be_forked_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    begin = Begin(path=[], families=[], locked=True, warm_up_limit_s=1.0, text_limit_s=60.0, task_limit_s=60.0)
+    monkeypatch.setattr(os, "fork", no_more)
+    first = os.dup(0)
+    os.close(first)
+    for _ in range(3):
+        with pytest.raises(BlockingIOError):
+            Worker(begin)._in_child(Job(None, None, [b""]), 0, time.monotonic() + 60.0)
+    following = os.dup(0)
+    os.close(following)
+    assert following == first, "the lowest number that is free"
 
 
 @pytest.mark.parametrize(

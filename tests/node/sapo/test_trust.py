@@ -76,13 +76,13 @@ def test_what_is_nobodys_fault_costs_nothing() -> None:
     for reason in set(Reason) - WEIGHTS.keys():
         trust.fault(ALICE, reason)
     assert trust.demerits(ALICE) == 0
-    assert {Reason.NO_VARIANCE, Reason.UNSAFE_FAMILY} <= set(Reason) - WEIGHTS.keys()
+    assert {Reason.NO_VARIANCE, Reason.UNSAFE_FAMILY, Reason.REPLAYED, Reason.QUOTA} <= set(Reason) - WEIGHTS.keys()
 
 
 def test_peers_are_bounded_and_the_best_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust_module, "PEER_LIMIT", 2)
     trust = Trust()
     trust.fault(ALICE, Reason.FORGED)
-    trust.fault(BOB, Reason.QUOTA)
+    trust.fault(BOB, Reason.STALE)
     trust.fault(CAROL, Reason.HINT)
     assert [trust.demerits(peer) for peer in (ALICE, BOB, CAROL)] == [2.0, 0.0, 1.0]

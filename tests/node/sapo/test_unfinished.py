@@ -12,7 +12,7 @@ from shoal.node.sapo.generation import GeneratedGroup, GroupGenerator
 from shoal.node.sapo.policy import Rollout
 from shoal.node.sapo.tasks import Task
 from shoal.node.sapo.unfinished import NAME, UnfinishedFile
-from shoal.protocol.errors import StorageError
+from shoal.protocol.errors import LocalError, StorageError
 from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import sum_task
 
@@ -116,6 +116,17 @@ def test_damaged_file_is_refused_in_one_line(file: UnfinishedFile, damage: str) 
         reader.restore(CharPolicy(SETTINGS, seed=1), draw)
     assert NAME in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_group_whose_task_cannot_be_made_any_more_is_refused_with_what_to_do(file: UnfinishedFile) -> None:
+    """Its family may have changed since."""
+
+    def fail(round: int, index: int) -> Task:
+        raise LocalError("task family 'sums' made no question")
+
+    file.save([group(0, 0, 3, 4)])
+    with pytest.raises(StorageError, match=r"made no question.*; remove it to begin others"):
+        file.restore(CharPolicy(SETTINGS, seed=1), fail)
 
 
 def test_what_cannot_be_written_leaves_no_file_of_before(file: UnfinishedFile, monkeypatch: pytest.MonkeyPatch) -> None:
