@@ -98,8 +98,8 @@ class Case(Generic[SpecT]):
     spec: its options. run: measures, telling how far it is; its docstring is the command's help. rows: what was
     measured beside its targets. document: for --json, which has the rows too. lines: for people, where these are not
     the document's. sound: whether nothing is wrong; where something is, the command ends with 1, checked or not.
-    options: of how it is told. in_parts: `run` makes the items of a sequence one by one, and --json prints each as it
-    comes.
+    options: of how it is told. in_parts: `run` makes the items of a sequence, each with a document of its own; of
+    several --json prints one, in which they are the `cases`.
     """
 
     spec: type[SpecT]
@@ -117,12 +117,12 @@ class Case(Generic[SpecT]):
         with _telling(options) as tell:
             result = self.run(spec, tell)
             if self.in_parts:
-                result = [self._print_part(options, part) for part in result]
+                result = list(result)
         rows = self.rows(result)
-        if not options.as_json:
+        if options.as_json:
+            typer.echo(msgspec.json.encode({**self._whole_document(result), "rows": rows}).decode())
+        else:
             typer.echo("\n".join(self.told(result)))
-        elif not self.in_parts:
-            self._print_document(result, rows)
         end(options.check, rows, sound=self.sound(result))
 
     def told(self, result: Any) -> list[str]:
@@ -133,13 +133,11 @@ class Case(Generic[SpecT]):
         facts = [fact for part in parts for fact in _facts("", self.document(part))]
         return [f"{name:<32}  {text}" for name, text in facts] + [str(row) for row in self.rows(result)]
 
-    def _print_part(self, options: CaseOptions | LongCaseOptions, part: Any) -> Any:
-        if options.as_json:
-            self._print_document(part, self.rows([part]))
-        return part
-
-    def _print_document(self, found: Any, rows: Sequence[Row]) -> None:
-        typer.echo(msgspec.json.encode({**self.document(found), "rows": rows}).decode())
+    def _whole_document(self, result: Any) -> dict[str, Any]:
+        if not self.in_parts:
+            return self.document(result)
+        cases = [{**self.document(part), "rows": self.rows([part])} for part in result]
+        return cases[0] if len(cases) == 1 else {"cases": cases}
 
     def command(self) -> Callable[..., None]:
         """The case as Typer takes a command."""

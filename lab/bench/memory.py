@@ -19,6 +19,9 @@ share is one file that both see, and counts once.
 Disk is that of a whole node, so with `--optimizer` it has a row (`disk`): the most that was seen on it at any time in
 these rounds, and what is left once the last state is saved and nobody trains.
 
+Values are checked in a swarm of the smaller size beside these, which is not measured: its nodes are in test mode, where
+they keep what every update is recomputed from.
+
 With `--within` the larger swarm runs once more, each daemon in a control group of so many bytes a parameter beside the
 base, where pages of files count too.
 """
@@ -43,6 +46,7 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.disk import OnDisk, on_disk
+from shoal.lab.bench.inspect import TERM, witnesses
 from shoal.lab.bench.swarm import GRACE_S, SEED, BenchSpec, running_swarm
 from shoal.lab.bench.synthetic import TRAINED_NAME, WORKLOAD_NAME
 from shoal.lab.bench.train_spec import NOBODY
@@ -55,10 +59,13 @@ from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES
+from shoal.testnet.check import check_round
 from shoal.testnet.nodes import NodeProcess
 
 WARM_UP: Final = 3
 """Rounds before any is looked at: memory is kept from one to the next, and states and finals of the last ones are."""
+CHECKED_ROUNDS: Final = 2
+"""Rounds whose values are checked: the second stands on what the first left."""
 SAMPLE_S: Final = 0.01
 """Between two looks at the same daemon; what takes memory takes longer at the sizes that are measured."""
 LEAST: Final = 4096
@@ -184,10 +191,14 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of `shoal bench memory`: the peaks of both sizes, and of the larger one within a limit."""
+    """Result of `shoal bench memory`: the peaks of both sizes, and of the larger one within a limit.
+
+    exact: every value that a node of the smaller size applied is the reference's, by bits.
+    """
 
     bench: MemoryBench
     peaks: tuple[Peak, Peak]
+    exact: bool
     limited: Peak | None = None
 
     def slope(self, sizes: Sequence[int]) -> float:
@@ -228,7 +239,7 @@ def run(bench: MemoryBench, tell: ShowNow) -> MemoryResult:
     if sys.platform != "linux":
         raise ConfigError("`shoal bench memory` reads /proc, which only Linux has; run it there")
     small, large = (trio.run(_measure, bench, numel, tell) for numel in bench.sizes)
-    result = MemoryResult(bench=bench, peaks=(small, large))
+    result = MemoryResult(bench=bench, peaks=(small, large), exact=trio.run(_check_values, bench, tell))
     if bench.within is None:
         return result
     size = round(result.base_bytes + bench.within * large.numel)
@@ -238,18 +249,38 @@ def run(bench: MemoryBench, tell: ShowNow) -> MemoryResult:
     return msgspec.structs.replace(result, limited=limited)
 
 
-async def _measure(bench: MemoryBench, numel: int, tell: ShowNow, limits: Sequence[MemoryLimit] = ()) -> Peak:
-    """limits: of the daemons, by node; their trainers are let out as soon as they are there."""
+async def _check_values(bench: MemoryBench, tell: ShowNow) -> bool:
+    """True if each update that nodes in test mode applied is, to the bit, that of their contributions."""
+    numel, rounds = bench.sizes[0], range(1, CHECKED_ROUNDS + 1)
+    spec = _spec(bench, numel, rounds=CHECKED_ROUNDS, test_mode=True)
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-memory-") as name:
+        async with running_swarm(spec, Path(name)) as swarm:
+            for round in rounds:
+                await swarm.play(round)
+                tell(f"{numel / 1e6:g} M parameters, round {round} of those whose values are checked")
+        found = [check_round(witnesses(swarm, settled=round), TERM, round) for round in rounds]
+    return all(one.wrong_values == 0 and not one.errors and one.updates_compared == bench.nodes for one in found)
+
+
+def _spec(
+    bench: MemoryBench, numel: int, *, rounds: int, test_mode: bool = False, limits: Sequence[MemoryLimit] = ()
+) -> BenchSpec:
     manifest = partial(bench.manifest, numel)
-    spec = BenchSpec(
+    return BenchSpec(
         peers=bench.nodes,
         numel=numel,
         codec=manifest([NOBODY]).sync.codec,
-        rounds=WARM_UP + bench.rounds,
+        rounds=rounds,
+        test_mode=test_mode,
         sockets=True,
         manifest=manifest,
         prefixes={node: limit.prefix for node, limit in enumerate(limits)},
     )
+
+
+async def _measure(bench: MemoryBench, numel: int, tell: ShowNow, limits: Sequence[MemoryLimit] = ()) -> Peak:
+    """limits: of the daemons, by node; their trainers are let out as soon as they are there."""
+    spec = _spec(bench, numel, rounds=WARM_UP + bench.rounds, limits=limits)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-memory-") as name, _without_trainers(limits):
         async with running_swarm(spec, Path(name)) as swarm:
             for round in range(1, WARM_UP + 1):
@@ -379,10 +410,7 @@ def together(processes: Sequence[Resident]) -> Resident:
 
 
 def to_document(result: MemoryResult) -> dict[str, object]:
-    """The result under the names of its fields, and what others read of it by name.
-
-    exact is None: that all have one state is checked, and not recomputed.
-    """
+    """The result under the names of its fields, and what others read of it by name."""
     kinds = sorted({kind for peak in result.peaks for kind in (*peak.disk.kinds, *peak.disk_rest.kinds)})
     disk = {kind: result.slope([peak.disk.kinds.get(kind, 0) for peak in result.peaks]) for kind in kinds}
     rest = {kind: result.slope([peak.disk_rest.kinds.get(kind, 0) for peak in result.peaks]) for kind in kinds}
@@ -402,7 +430,6 @@ def to_document(result: MemoryResult) -> dict[str, object]:
         "base_bytes": result.base_bytes,
         "round_s": large.round_s,
         "identical": _identical(result),
-        "exact": None,
         **msgspec.to_builtins(result, enc_hook=str),
     }
 
@@ -411,10 +438,14 @@ def _identical(result: MemoryResult) -> bool:
     return all(peak.identical for peak in (*result.peaks, result.limited) if peak is not None)
 
 
+def _is_sound(result: MemoryResult) -> bool:
+    return result.exact and _identical(result)
+
+
 CASE: Final = Case(
     spec=MemoryBench,
     run=run,
     document=to_document,
-    sound=_identical,
+    sound=_is_sound,
     options=LongCaseOptions,
 )

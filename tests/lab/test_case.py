@@ -164,7 +164,7 @@ def memory(large_bytes: int) -> Any:
             disk_rest=disk,
         ),
     )
-    return MemoryResult(bench=MemoryBench(), peaks=peaks)
+    return MemoryResult(bench=MemoryBench(), peaks=peaks, exact=True)
 
 
 EDGES: list[tuple[str, Any, Any, str]] = [
@@ -324,13 +324,12 @@ def test_the_help_of_a_command_is_what_its_measurement_says_of_itself() -> None:
     assert case_of(Found(seconds=1.0)).command().__doc__ == "Measure nothing."
 
 
-def test_a_result_in_parts_is_printed_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
-    printed: list[str] = []
-
+@pytest.mark.parametrize("parts", [(1.0,), (1.0, 2.0), ()])
+def test_a_result_in_parts_is_one_document_however_many_there_are(
+    parts: tuple[float, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     def run(spec: Any, tell: ShowNow) -> Iterator[Found]:
-        for seconds in (1.0, 2.0):
-            printed.append(capsys.readouterr().out)
-            yield Found(seconds=seconds)
+        return (Found(seconds=seconds) for seconds in parts)
 
     case: Case[Any] = Case(
         spec=Spec,
@@ -339,11 +338,13 @@ def test_a_result_in_parts_is_printed_as_it_comes(capsys: pytest.CaptureFixture[
         rows=lambda found: [DELAY.row(one.seconds) for one in found],
         in_parts=True,
     )
-    case(Spec(), CaseOptions(as_json=True, check=True))
-    documents = [json.loads(text) for text in (printed[1], capsys.readouterr().out)]
-    assert [(one["seconds"], one["rows"][0]["measured"]["median"]) for one in documents] == [(1.0, 1.0), (2.0, 2.0)]
+    case(Spec(), CaseOptions(as_json=True))
+    document = json.loads(capsys.readouterr().out)
+    assert [row["measured"]["median"] for row in document["rows"]] == list(parts)
+    cases = [document] if len(parts) == 1 else document["cases"]
+    assert [(one["seconds"], one["rows"][0]["measured"]["median"]) for one in cases] == [(at, at) for at in parts]
     case(Spec())
-    assert capsys.readouterr().out == "2\n"
+    assert capsys.readouterr().out == f"{len(parts)}\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

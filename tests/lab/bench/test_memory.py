@@ -17,6 +17,7 @@ from shoal.cli.init import InitOptions, found
 from shoal.cli.main import execute
 from shoal.lab.bench.disk import NAMELESS, OnDisk
 from shoal.lab.bench.memory import (
+    CASE,
     SAMPLE_S,
     MemoryBench,
     MemoryResult,
@@ -52,7 +53,7 @@ def result(*peaks: tuple[int, int, int, int], strategy: str = "diloco") -> Memor
         )
         for numel, anonymous, shared, file in peaks
     )
-    return MemoryResult(bench=MemoryBench(strategy=strategy), peaks=(small, large))
+    return MemoryResult(bench=MemoryBench(strategy=strategy), peaks=(small, large), exact=True)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,11 @@ def test_slope_is_of_what_the_kernel_cannot_drop_and_the_base_is_what_is_left() 
     document = to_document(found)
     assert document["daemon_bytes_per_parameter"] == {"anonymous": 5.0, "shared": 2.0, "file": 28.0}
     assert [document[key] for key in ("numel", "strategy", "codec", "round_s")] == [30, "diloco", "int8", 2.0]
-    assert (document["identical"], document["exact"]) == (True, None)
+    assert (document["identical"], document["exact"]) == (True, True)
+    assert CASE.sound(found)
+    wrong = msgspec.structs.replace(found, exact=False)
+    assert to_document(wrong)["exact"] is False
+    assert not CASE.sound(wrong)
 
 
 def test_one_number_of_parameters_is_the_larger_of_two_sizes() -> None:
@@ -153,5 +158,6 @@ def test_real_nodes_are_measured(trainers: tuple[str, ...], capsys: pytest.Captu
     assert execute(["bench", "memory", "--numel", "1000000,4000000", "--rounds", "1", "--json", *trainers]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [peak["numel"] for peak in found["peaks"]] == [1_000_000, 4_000_000]
+    assert found["exact"] is True
     assert all(peak["most"]["anonymous"] > 0 for peak in found["peaks"])
     assert all(peak["disk"]["kinds"]["state"] >= 8 * peak["numel"] for peak in found["peaks"])
