@@ -128,7 +128,7 @@ CLAIMS: Final[tuple[Claim, ...]] = (
         ("node/sapo",),
         why="what is half done when a round ends is kept, but its cache is made again",
     ),
-    Claim("samplers beside trainers", "shoal bench samplers", ROLLOUTS),
+    Claim("samplers beside trainers", "shoal bench samplers --minutes 5", ROLLOUTS),
     Claim("samplers that cheat", "shoal bench hostile-samplers", ROLLOUTS),
     Claim(
         "sharing, as functions call one another",
