@@ -2,7 +2,7 @@
 
     rounds done       first see, for LINGER_S at most, that those who are linked have the last certificate too
     asked to leave    hear for TOGETHER_S who leaves too; go where those who stay can go on; where they can once this
-                      leave is counted, promise to sign nothing more, and then go
+                      leave is counted, promise to sign nothing more, and go once a certificate counts it
 
 What is waited for, for LEAVE_TIMEOUT_S at most:
 
@@ -11,6 +11,7 @@ What is waited for, for LEAVE_TIMEOUT_S at most:
                                          has it, this node serves it and trains no more, so that it is the newest
     a round without those who left       where those who stay are no quorum, nor would be if this leave were counted:
                                          in the round after the one that they certify together, fewer count
+    a promise to be counted              by who has heard of it: others, who were down, hear it from nobody else
     others to be members                 where this node alone can certify and others have its state: the round that
                                          it certifies makes them members, who go on without it
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 
+from shoal.protocol.agreement import Standing
 from shoal.protocol.certificate import LeaveCost
 from shoal.protocol.identity import PeerId
 from shoal.protocol.round import Phase, RoundMachine
@@ -100,6 +102,8 @@ class Departure:
         if self._asked_at is None or self.left:
             return LeaveStep.STAY
         overdue, alone = self.overdue(now), machine.holds_alone()
+        if machine.agreement.standing is Standing.LEFT:
+            return LeaveStep.GO if overdue else LeaveStep.STAY
         cost = machine.leave_cost(leaving) if machine.agreement.votes else LeaveCost.FREE
         hearing = now < self._asked_at + TOGETHER_S and not machine.votes_alone()
         hands_over, votes_on = self._hands_over(machine), cost is LeaveCost.NEEDED and not hearing

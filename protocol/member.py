@@ -35,7 +35,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState, Persist
+from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState
 from shoal.protocol.amendment_orders import Amending
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.catching_up import CatchingUp
@@ -994,10 +994,7 @@ class Member:
         while self._said:
             yield Tell(self._said.pop(0))
         if leave_step is LeaveStep.PROMISE:
-            effects = machine.leave(self._now)
-            yield from self._carry_out(effects)
-            if any(isinstance(effect, Persist) for effect in effects):
-                yield from self._go()
+            yield from self._carry_out(machine.leave(self._now))
         elif leave_step is LeaveStep.REST:
             yield from self._carry_out(machine.ready(self._absent(OBSERVER), self._now))
         elif leave_step is LeaveStep.GO:

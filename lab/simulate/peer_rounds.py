@@ -122,8 +122,6 @@ ANSWER_BYTES = 1000
 """Of certificates, of a header or of a plan."""
 APART_S = 2.0
 """Whoever has its state takes part in the round after it so soon."""
-GOODBYE_S = 0.2
-"""A promise to leave has so long to go out."""
 RECORD_S = 0.2
 """A record is heard by everyone who is linked after so long."""
 
@@ -600,11 +598,7 @@ class PeerRounds(Reducing, Surroundings):
     def _goodbye(self, effect: Goodbye) -> None:
         if not self.member.overdue(self._now):
             self._swarm.donations.check_copy(self._peer)
-        promised = self.machine is not None and self._peer.id in self.machine.agreement.leaves
-        if promised:  # it stays until that is heard
-            self._swarm.timeline.after(GOODBYE_S, self._swarm.depart, self._peer.number, self._peer.life)
-        else:
-            self._swarm.depart(self._peer.number, self._peer.life)
+        self._swarm.depart(self._peer.number, self._peer.life)
 
     # -- finals ------------------------------------------------------------------------------------------------
 

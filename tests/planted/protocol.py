@@ -1718,4 +1718,18 @@ PROTOCOL: tuple[Bug, ...] = (
         "if peer in self._until and boot > self._until[peer][1]:",
         "if peer in self._until and boot < self._until[peer][1]:",
     ),
+    bug(
+        "a leaver goes as soon as it has promised",
+        "tests/lab/simulate/test_simulation_meeting.py"
+        "::test_leave_reaches_the_last_voter_though_it_was_dead_when_the_leaver_promised",
+        "return LeaveStep.GO if overdue else LeaveStep.STAY",
+        "return LeaveStep.GO",
+    ),
+    bug(
+        "a leaver waits for ever to be counted out",
+        "tests/protocol/test_departure.py"
+        "::test_departure_that_promised_goes_when_it_is_counted_out_or_its_patience_is_over",
+        "return LeaveStep.GO if overdue else LeaveStep.STAY",
+        "return LeaveStep.STAY",
+    ),
 )

@@ -83,8 +83,6 @@ if TYPE_CHECKING:
     from tests.protocol.round_lab import RoundLab
 
 APPLY_S = 0.05
-GOODBYE_S = 1.0
-"""A promise to leave has so long to go out."""
 STALENESS_ROUNDS = 2
 REPLAYED_ROUNDS = 3
 
@@ -374,12 +372,7 @@ class Node(Surroundings):
         self.orders.pop(effect.kind, None)
 
     def _goodbye(self, effect: Goodbye) -> None:
-        promised = self.machine is not None and self.peer in self.machine.agreement.leaves
-        if not promised:
-            self.lab.kill(self.number)
-            return
-        life = self.life
-        self.lab.after(GOODBYE_S, lambda: self.lab.kill(self.number) if self.life == life else None)
+        self.lab.kill(self.number)
 
 
 DOERS: Doers = {

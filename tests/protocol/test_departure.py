@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from shoal.protocol.agreement import Standing
 from shoal.protocol.certificate import LeaveCost
 from shoal.protocol.departure import LEAVE_TIMEOUT_S, TOGETHER_S, Departure, LeaveStep
 from shoal.protocol.identity import Identity, PeerId
@@ -19,6 +20,7 @@ ANN, BOB = (Identity.from_seed(bytes([number]) * 32).peer_id for number in range
 @dataclass
 class Membership:
     votes: bool = True
+    standing: Standing = Standing.OPEN
 
 
 @dataclass
@@ -83,6 +85,16 @@ def test_departure_waits_for_nothing_longer_than_its_patience_from_the_first_tim
     assert advise(departure, Round(phase), 1.0 + LEAVE_TIMEOUT_S) is LeaveStep.GO
     departure.left = True
     assert advise(departure, Round(phase), 1.0 + LEAVE_TIMEOUT_S) is LeaveStep.STAY
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_departure_that_promised_goes_when_it_is_counted_out_or_its_patience_is_over(phase: Phase) -> None:
+    promised = Round(phase, going=LeaveCost.FREE, agreement=Membership(standing=Standing.LEFT))
+    assert advise(asked_at(1.0), promised, 1.0 + TOGETHER_S) is LeaveStep.STAY
+    assert advise(asked_at(1.0), promised, 0.9 + LEAVE_TIMEOUT_S) is LeaveStep.STAY
+    assert advise(asked_at(1.0), promised, 1.0 + LEAVE_TIMEOUT_S) is LeaveStep.GO
+    counted_out = Round(Phase.TRAIN, agreement=Membership(votes=False))
+    assert advise(asked_at(1.0), counted_out, 1.0 + TOGETHER_S) is LeaveStep.GO
 
 
 class Leaving:

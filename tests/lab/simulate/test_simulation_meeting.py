@@ -7,6 +7,7 @@ import pytest
 
 from shoal.lab.simulate.scenario import Fault, Scenario
 from shoal.lab.simulate.simulation import Simulation, run_scenario
+from shoal.protocol.departure import LEAVE_TIMEOUT_S
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.voting import is_quorum
 
@@ -55,7 +56,33 @@ def test_seeded_standstill_after_a_leave_that_was_heard_is_found(monkeypatch: py
     assert run_scenario(PLANNER_LEAVES).violation == "progress"
 
 
-def test_leave_that_nobody_heard_takes_the_quorum_along_and_is_no_violation() -> None:
-    silence = Fault(kind="partition", at_s=0.5, duration_s=4.0, groups=((0,), (1,)), one_way=True)
+@pytest.mark.parametrize(("silent_s", "rounds"), [(4.0, 2), (LEAVE_TIMEOUT_S + 5.0, 0)], ids=["a while", "for long"])
+def test_leave_that_nobody_hears_at_first_is_said_until_the_leaver_has_no_more_patience(
+    silent_s: float, rounds: int
+) -> None:
+    """Whoever is never heard takes the quorum along, which is no violation."""
+    silence = Fault(kind="partition", at_s=0.5, duration_s=silent_s, groups=((0,), (1,)), one_way=True)
     outcome = run_scenario(msgspec.structs.replace(PLANNER_LEAVES, fault=(silence, *PLANNER_LEAVES.fault)))
-    assert (outcome.violation, outcome.rounds_certified) == ("", 0)
+    assert (outcome.violation, outcome.rounds_certified) == ("", rounds)
+
+
+LEAVER_AND_DEAD = Scenario(
+    peers=3,
+    rounds=3,
+    seed=82556,
+    fault=(
+        Fault(kind="outage", at_s=0.0, phase="train", into_s=0.1, peer=1, duration_s=1.0),
+        Fault(kind="kill", at_s=7.03, peer=0, duration_s=7.04, torn=1.0),
+        Fault(kind="kill", at_s=8.54, phase="train", peer=1, duration_s=1.06),
+        Fault(kind="leave", at_s=14.37, peer=2),
+    ),
+    rebases=True,
+)
+
+
+def test_leave_reaches_the_last_voter_though_it_was_dead_when_the_leaver_promised() -> None:
+    simulation = Simulation(LEAVER_AND_DEAD)
+    outcome = simulation.run()
+    assert (outcome.violation, outcome.rounds_certified) == ("", 3)
+    assert simulation.peers[1].disk.chain[3].leaves == (simulation.peers[2].id,)
+    assert not simulation.met["rebased"]
