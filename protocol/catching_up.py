@@ -68,7 +68,7 @@ from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import GenesisFetched, OfState, StateHeld, StateSought
 from shoal.protocol.messages import NO_HASH, Entry, Target, Value
-from shoal.protocol.newcomers import coming
+from shoal.protocol.newcomers import coming, patience_s
 from shoal.protocol.peering import ChainPart
 from shoal.protocol.surroundings import Surroundings
 from shoal.protocol.wire import COUNTER_LIMIT
@@ -429,11 +429,11 @@ class CatchingUp:
 
     def _can_be_awaited(self) -> bool:
         """True if this node, no member, was overtaken though it needs far less than a lead would wait for it."""
-        if self.follows:  # it comes to no round
+        if self.follows or self._took_s is None:  # it comes to no round, or was not overtaken
             return False
-        head = self._here.chain.head
-        grace_s = self._here.rules(head.next_round).settings.grace_s
-        return self._took_s is not None and self._took_s <= grace_s / 2 and self._me not in head.members
+        chain = self._here.chain
+        wait_s = patience_s(len(chain.voters), self._here.rules(chain.head.next_round).settings.grace_s)
+        return self._took_s <= wait_s / 2 and self._me not in chain.head.members
 
     def _pursue(self) -> Steps:
         """The state at the head, from peers; None when none of them can help now.

@@ -29,7 +29,7 @@ from shoal.protocol.messages import (
     Value,
     ViewChange,
 )
-from shoal.protocol.newcomers import Newcomers
+from shoal.protocol.newcomers import Newcomers, patience_s
 from shoal.protocol.planning import CONTRIBUTOR, OBSERVER, ROLES, TRAINING, RoundSettings
 from shoal.protocol.probation import Probation
 from shoal.protocol.seats import PassedOver, Seating
@@ -422,8 +422,10 @@ class RoundFacts:
         known = (self.agreement.everyone, self.leaves, self.banned, self.candidates(), self.left_out())
         may_come = self.alive if self.outside is None else self.alive & self.outside.admitted
         outsiders = may_come.difference(*known)
-        leads, timeout_s = len(self.agreement.electorate), self.settings.grace_s
-        return self.newcomers.hold_back(self.previous, outsiders, now, leads=leads, timeout_s=timeout_s)
+        leads = len(self.agreement.electorate)
+        return self.newcomers.hold_back(
+            self.previous, outsiders, now, leads=leads, timeout_s=patience_s(leads, self.settings.grace_s)
+        )
 
     def my_report(self) -> Report | None:
         """This node's report of the plan it follows."""

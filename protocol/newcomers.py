@@ -13,7 +13,7 @@ comes in every `REST` seconds, up to `SAVED_LIMIT_S`, and a wait begins where no
 room for another, and one up to the grace is rested for afterwards. In a span of time all leads of n members together
 wait for at most
 
-    span / REST + SAVED_LIMIT_S + n × grace
+    span / REST + SAVED_LIMIT_S + n × grace                  (of one that decides alone, ALONE_S in place of grace)
 
 however many newcomers there are and whatever they say: in the long run one part in `REST` of the time.
 """
@@ -31,6 +31,9 @@ from shoal.protocol.planning import JOINER, absent_ready
 REST = 20
 SAVED_LIMIT_S = 10.0
 """Seconds that all leads together may spend on newcomers at once, before they rest for it."""
+ALONE_S = 300.0
+"""For so long one that decides rounds alone waits at most, if the grace is shorter: a round of its own takes no longer
+than its training, and whoever has a narrow line to it never has a state that is still the newest."""
 LAPSE_LIMIT_S = 1.0
 """After this a lead that does not ask whether to wait, having lost its quorum or its turn, is not waiting."""
 NEWCOMERS_LIMIT = 64
@@ -54,6 +57,11 @@ class _Wait:
     def cost_s(self, now: float) -> float:
         """Cost of this wait now that it is over, in seconds of all leads."""
         return (self.asked - self.since + min(now - self.asked, LAPSE_LIMIT_S)) * self.leads
+
+
+def patience_s(voters: int, grace_s: float) -> float:
+    """For how long a plan is held back for newcomers at most."""
+    return max(grace_s, ALONE_S) if voters == 1 else grace_s
 
 
 class Newcomers:

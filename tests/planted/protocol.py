@@ -1732,4 +1732,18 @@ PROTOCOL: tuple[Bug, ...] = (
         "return LeaveStep.GO if overdue else LeaveStep.STAY",
         "return LeaveStep.STAY",
     ),
+    bug(
+        "one that decides alone waits for newcomers no longer than others do",
+        "tests/lab/simulate/test_simulation_meeting.py"
+        "::test_others_come_back_to_one_whose_rounds_are_shorter_than_their_way_to_its_state",
+        "return max(grace_s, ALONE_S) if voters == 1 else grace_s",
+        "return grace_s",
+    ),
+    bug(
+        "waiting for newcomers alone costs nothing",
+        "tests/protocol/test_newcomers.py"
+        "::test_one_that_decides_alone_waits_for_longer_and_no_more_of_its_time_altogether",
+        "return (self.asked - self.since + min(now - self.asked, LAPSE_LIMIT_S)) * self.leads",
+        "return min(now - self.asked, LAPSE_LIMIT_S) * self.leads",
+    ),
 )

@@ -16,7 +16,15 @@ from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import Adopt, MemberEffect
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Ready, Value
-from shoal.protocol.newcomers import LAPSE_LIMIT_S, NEWCOMERS_LIMIT, REST, SAVED_LIMIT_S, Newcomers, coming
+from shoal.protocol.newcomers import (
+    ALONE_S,
+    LAPSE_LIMIT_S,
+    NEWCOMERS_LIMIT,
+    REST,
+    SAVED_LIMIT_S,
+    Newcomers,
+    coming,
+)
 from shoal.protocol.planning import JOINER, OBSERVER, absent_ready
 from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_lab import FETCH_S, RoundLab
@@ -106,6 +114,19 @@ def test_who_always_says_that_it_comes_costs_a_bounded_share_of_the_time() -> No
     assert span_s / REST < sum(waits) < span_s / REST + SAVED_LIMIT_S + 2 * GRACE_S
     assert max(waits) < GRACE_S + 0.1
     assert lab.members(max(lab.decided_at)) == {0, 1}
+
+
+def test_one_that_decides_alone_waits_for_longer_and_no_more_of_its_time_altogether() -> None:
+    lab = RoundLab(2, founders=1, train_s=2.0, reduce_s=0.1)
+    appear(lab, dumb=True)
+    lab.run_until(lab.height_of((0,), 2), 10)
+    repeat(lab, lambda: lab.broadcast(1, coming(lab.value(max(lab.decided_at)))), GRACE_S / 4)
+    span_s = 2 * REST * ALONE_S
+    lab.run_for(span_s)
+    waits = [gap - 2.9 for gap in gaps(lab) if gap > 3.5]
+    assert ALONE_S - 3.0 < max(waits) < ALONE_S + 0.1
+    assert sum(waits) < span_s / REST + SAVED_LIMIT_S + ALONE_S
+    assert lab.members(max(lab.decided_at)) == {0}
 
 
 @dataclass

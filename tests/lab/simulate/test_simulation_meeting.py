@@ -86,3 +86,23 @@ def test_leave_reaches_the_last_voter_though_it_was_dead_when_the_leaver_promise
     assert (outcome.violation, outcome.rounds_certified) == ("", 3)
     assert simulation.peers[1].disk.chain[3].leaves == (simulation.peers[2].id,)
     assert not simulation.met["rebased"]
+
+
+ALONE_AND_QUICK = Scenario(
+    peers=3,
+    rounds=2,
+    seed=50221,
+    fault=(
+        Fault(kind="kill", at_s=1.0, peer=1, duration_s=4.66),
+        Fault(kind="slow", at_s=7.11, peer=2, duration_s=5.75, factor=19.9),
+    ),
+)
+
+
+def test_others_come_back_to_one_whose_rounds_are_shorter_than_their_way_to_its_state() -> None:
+    simulation = Simulation(ALONE_AND_QUICK)
+    outcome = simulation.run()
+    assert outcome.violation == ""
+    machines = [peer.peer_rounds.machine for peer in simulation.peers]
+    assert len({machine.round for machine in machines if machine is not None}) == 1 and None not in machines
+    assert outcome.virtual_s < 60
