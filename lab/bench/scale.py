@@ -226,31 +226,38 @@ async def _measure(bench: ScaleBench, folder: Path, tell: ShowNow) -> ScaleResul
         async with swarm.owned():
             start_s = await swarm.begin_together()
             tell(f"{bench.nodes} nodes have started")
-            began = ended = 0.0
+            began, ended, rounds = 0.0, 0.0, bench.rounds
             if bench.struck:
                 began, ended = await _go_through_a_strike(swarm, tell)
+                rounds = max(1, swarm.last_certified)
             else:
                 await _go_on_for(swarm, tell)
+            await _let_all_follow(swarm, rounds)
             memory_mb = await trio.to_thread.run_sync(pss_mb, swarm.daemons().values())
-            record = swarm.record(max(1, swarm.last_certified) if bench.struck else bench.rounds)
+            record = swarm.record(rounds)
     found = partial(result_of, swarm, record, load=load, start_s=start_s, memory_mb=memory_mb, struck=(began, ended))
     return await trio.to_thread.run_sync(found)
 
 
 async def _go_on_for(swarm: ScaleSwarm, tell: ShowNow) -> None:
-    """Let the swarm make its rounds, as many as come in time, and all who can follow the last."""
+    """Let the swarm make its rounds, as many as come in time."""
     rounds = swarm.bench.rounds
     async with _watched(swarm):
         for number in range(1, rounds + 1):
             if not await swarm.wait_round(number, swarm.limit_s(1)):
                 return
             tell(f"round {number} of {rounds}", number / rounds)
+
+
+async def _let_all_follow(swarm: ScaleSwarm, last: int) -> None:
+    """Wait for all who can, until they are past the last round that counts: somebody is first."""
+
+    def all_are_past() -> bool:
+        swarm.read()
+        return all(swarm.past.get(node.index, 0) >= last for node in swarm.nodes if node.alive)
+
     with trio.move_on_after(FOLLOW_DEADLINE_S):
-        await swarm.journal.until(lambda: swarm.last_certified > 0 and _all_are_past(swarm, rounds))
-
-
-def _all_are_past(swarm: ScaleSwarm, number: int) -> bool:
-    return all(swarm.past.get(node.index, 0) >= number for node in swarm.nodes if node.alive)
+        await swarm.journal.until(all_are_past)
 
 
 async def _go_through_a_strike(swarm: ScaleSwarm, tell: ShowNow) -> tuple[float, float]:
