@@ -37,7 +37,7 @@ pytest: $(STAMP)
 
 # Real processes under every kind of trouble, and the wheel in an environment of its own: beyond the time of `make test`.
 ordeals: $(STAMP)
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder -m long -o faulthandler_timeout=1800
+	$(BIN)/python -m pytest tests -n 3 --dist loadfile --no-loadscope-reorder -m long -o faulthandler_timeout=1800
 
 # Every claim in figures, by its command; one that holds of the code as it is, is not proven again. Hours.
 proof: $(STAMP)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
-from shoal.cli.main import execute
 from shoal.lab.bench.crowd import at_share, heard_by_all, links_over_time, pulled_share
 from shoal.lab.bench.crowd_node import Note, Notes, read_notes
 from shoal.node.reporting.events import Linked, Lost
@@ -52,16 +48,3 @@ def test_notes_are_read_as_they_were_written_without_the_last_that_is_cut_short(
     with path.open("ab") as file:
         file.write(b'{"at":1')
     assert [(note.made, note.wanted, note.got) for note in read_notes(path)] == [("aa", 0, 0), ("", 2, 1)]
-
-
-@pytest.mark.long
-def test_daemons_with_stubbed_agents_hear_and_pull_each_others_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    """How soon is for the benchmark to say; here the machine has other things to do."""
-    execute(["bench", "crowd", "--nodes", "4", "--minutes", "0.25", "--period-s", "5", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["groups"] >= 8
-    assert found["least_heard"] == 1.0
-    assert found["pulled"] > 0.5
-    assert found["most_links"] == 3
-    assert found["control_kb_s"]["least"] > 0
-    assert found["memory_mb"]["least"] > 1

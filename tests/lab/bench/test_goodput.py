@@ -323,17 +323,3 @@ def test_both_shares_stand_beside_those_of_stop_and_restart() -> None:
     assert (document["goodput"], document["restart_goodput"]) == (one.account.of_up, one.parallel_of_up)
     assert (document["tokens"], document["failures"]) == (one.steps_certified, one.failures)
     assert document["account"]["certified_s"] == 864
-
-
-@pytest.mark.long
-def test_real_nodes_go_on_while_one_after_the_other_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    """How much is certified is for the benchmark to say; here the machine has other things to do."""
-    execute(["bench", "goodput", "--nodes", "4", "--minutes", "1.5", "--mtbf-s", "60", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["failures"] >= 2
-    assert found["rounds"] >= 2
-    assert 0 < found["steps_certified"] <= found["steps_made"]
-    assert (found["wrong_values"], found["forks"], found["unverified"], found["not_made"]) == (0, 0, [], 0)
-    parts = found["account"]
-    assert 0 < parts["down_s"] < parts["all_s"]
-    assert parts["starting_s"] > 0

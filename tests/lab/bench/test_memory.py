@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import mmap
 import os
 import sys
@@ -148,16 +147,3 @@ def test_disk_has_a_row_with_adamw_and_is_told_by_kind_at_the_peak_and_at_rest()
     document = to_document(whole)
     assert document["disk_bytes_per_parameter"] == {"peak": 23.0, "at rest": 16.0}
     assert document["disk_by_kind"] == {"peak": {NAMELESS: 3, "state": 20}, "at rest": {NAMELESS: 0, "state": 16}}
-
-
-@PROC
-@pytest.mark.long
-@pytest.mark.parametrize("trainers", [(), ("--optimizer", "adamw")])
-def test_real_nodes_are_measured(trainers: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """As little as it must be is for the benchmark to say: models of this size have next to none."""
-    assert execute(["bench", "memory", "--numel", "1000000,4000000", "--rounds", "1", "--json", *trainers]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [peak["numel"] for peak in found["peaks"]] == [1_000_000, 4_000_000]
-    assert found["exact"] is True
-    assert all(peak["most"]["anonymous"] > 0 for peak in found["peaks"])
-    assert all(peak["disk"]["kinds"]["state"] >= 8 * peak["numel"] for peak in found["peaks"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -136,13 +135,3 @@ def test_what_the_file_has_is_not_run_again(tmp_path: Path) -> None:
 def test_settings_that_are_no_pairs_are_refused(settings: str) -> None:
     with pytest.raises(ConfigError, match="pairs like"):
         RolloutsBench(settings=settings)
-
-
-@pytest.mark.long
-def test_two_real_nodes_make_their_rounds_and_are_tried_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--nodes", "2", "--rounds", "4", "--settings", "2/2", "--seeds", "1", "--warm-up-reward", "0.05"]
-    assert execute(["bench", "rollouts", *arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [len(one["rewards"]) for one in found["nodes"]] == [4, 4]
-    assert all(one["held_out"][0][0] == 0 and one["held_out"][-1][0] >= 4 for one in found["nodes"])
-    assert all(one["warm_up_reward"] >= 0.05 for one in found["nodes"])

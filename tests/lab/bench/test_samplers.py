@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from shoal.cli.main import execute
 from shoal.lab.bench import policy_updates
 from shoal.lab.bench.policy_updates import UpdateSizes, measure_updates
 from shoal.lab.bench.samplers import Followed, SamplersBench, SamplersResult, SamplersSwarm, Window, to_document
@@ -135,14 +133,3 @@ def test_smaller_steps_change_fewer_values_and_cost_less(monkeypatch: pytest.Mon
     assert none.changes_bytes == 1, "that nothing changed, of one chunk"
     assert len({(one.finals_bytes, one.whole_bytes) for one in (large, small, none)}) == 1
     assert small.finals_bytes < small.whole_bytes, "the finals are in int8"
-
-
-@pytest.mark.long
-def test_trainers_take_what_samplers_make(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--trainers", "1", "--samplers", "1", "--minutes", "0.4", "--share", "0.5", "--json"]
-    assert execute(["bench", "samplers", *arguments]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["alone"]["taken"] == 0
-    assert found["beside"]["taken"] > 0
-    assert found["reward"] > 0
-    assert 0 < found["update_bytes"] <= 2 * found["policy_bytes"]

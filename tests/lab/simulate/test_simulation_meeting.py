@@ -104,5 +104,6 @@ def test_others_come_back_to_one_whose_rounds_are_shorter_than_their_way_to_its_
     outcome = simulation.run()
     assert outcome.violation == ""
     machines = [peer.peer_rounds.machine for peer in simulation.peers]
-    assert len({machine.round for machine in machines if machine is not None}) == 1 and None not in machines
+    assert len({machine.round for machine in machines if machine is not None}) == 1
+    assert None not in machines
     assert outcome.virtual_s < 60
