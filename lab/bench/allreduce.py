@@ -165,10 +165,9 @@ class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
         found = [WRONG.row(not self.ok)]
         if (self.codec, self.peers) == MEASURED:
             peak = self.peak_extra_bytes
-            found += [
-                BEYOND.row(self.beyond_reduce_s / self.median_s),
-                peak_target(self.numel).row(None if peak is None else peak / MIB),
-            ]
+            found.append(peak_target(self.numel).row(None if peak is None else peak / MIB))
+            if self.fault.kind == "none":  # else every round is recorded meanwhile
+                found.append(BEYOND.row(self.beyond_reduce_s / self.median_s))
         if self.fault.kind != "none" and self.peers == MEASURED[1]:
             found.append(DELAYS[self.fault.kind].row(Spread.of(self.fault.delays_s)))
         return tuple(found)

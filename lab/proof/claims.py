@@ -62,6 +62,7 @@ SHORT_TRAINING: Final = "shoal bench train --nodes 4 --tokens 819200"
 WIRE: Final = (*ROUNDS, "lab/bench/train.py", "lab/bench/train_swarm.py")
 
 CLAIMS: Final[tuple[Claim, ...]] = (
+    Claim("reductions that nothing disturbs", "shoal bench allreduce --peers 4", ROUNDS),
     Claim("a kill in mid-reduce", "shoal bench allreduce --peers 4 --fault sigkill", ROUNDS),
     Claim("a stop in mid-reduce", "shoal bench allreduce --peers 4 --fault sigstop", ROUNDS),
     Claim(
