@@ -14,7 +14,8 @@ from tests.node.test_joining import MODEL
 
 @pytest.mark.long
 def test_node_leaves_when_another_has_its_state_and_its_vote(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=2, founders=1, options=MODEL) as swarm:
+    few_steps: dict[str, dict[str, object]] = {"sync": {"inner_steps": 10, "balance": False}}  # within its patience
+    with Swarm(tmp_path, nodes=2, founders=1, options=MODEL, sections=few_steps) as swarm:
         founder, joiner = swarm.nodes
         founder.start(holds=["3:train"])
         founder.hold("3:train")
