@@ -14,6 +14,9 @@ A fault strikes the last node while it holds when half of the chunks are final t
 holds). Its delay is how much longer that round took, from the first accepted plan until the last survivor had applied,
 than the median of the undisturbed rounds of the same run. With faults all nodes are in test mode, so that every value
 of the struck rounds can be checked from what the survivors kept; this costs all rounds of the run the same.
+
+A partition cuts that node off all others, whereupon it goes on by itself; it ends APART_S after the survivors have
+certified the round. For it each node is in a network namespace, in the undisturbed rounds as well.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ import shutil
 import signal
 import statistics
 import tempfile
-from contextlib import ExitStack
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -41,17 +46,21 @@ from shoal.lab.case import Case, LongCaseOptions, Spec, tell_nothing
 from shoal.lab.targets import Row, Spread, Target
 from shoal.node.option import Option, Within, check_options
 from shoal.node.options import Hold
+from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.check import check_round
 from shoal.testnet.faults import kill
+from shoal.testnet.links.namespaces import Network, network, pairs_between
 from shoal.testnet.nodes import NodeProcess
 
 WARM_UP: Final = 2
 RECOVERY_ROUNDS: Final = 2
 """After a fault: in the first the struck node takes part again, in the second it is a member again."""
 STRIKE_AT: Final = 0.5
+APART_S: Final = 5.0
+"""Time for one that is cut off to certify something by itself, which it must not, once the others have certified."""
 
-FaultKind = Literal["none", "sigkill", "sigstop"]
+FaultKind = Literal["none", "sigkill", "sigstop", "partition"]
 Numel = Annotated[int, Option("--numel", help="How many values.", check=Within(4096, 1 << 32))]
 Iters = Annotated[int, Option("--iters", help="Measured rounds; two more warm up.", check=Within(1, 1000))]
 
@@ -62,6 +71,7 @@ BEYOND: Final = Target(name="the round beyond the reduce, fp32, 4 peers", unit="
 DELAYS: Final = {
     "sigkill": Target(name="SIGKILL of one of 4 in mid-reduce: added delay", unit="s", most=2.0, aim=0.5),
     "sigstop": Target(name="SIGSTOP of one of 4 in mid-reduce: added delay", unit="s", most=6.0, aim=3.0),
+    "partition": Target(name="one of 4 cut off in mid-reduce: added delay", unit="s", most=6.0, aim=3.0),
 }
 WRONG: Final = Target(name="what was checked and is wrong", most=0)
 
@@ -115,14 +125,33 @@ class Bench(Spec):
         return self.struck_rounds[-1] + RECOVERY_ROUNDS if self.struck_rounds else self.undisturbed
 
 
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """A round in which a node was struck, as the survivors saw it.
+
+    after_s: for each of them, from the strike until it had applied. contributors, coverage: of its certificate.
+    identical: they certified the same digest. exact: every value that they applied is the reference's, by bits.
+    apart: the struck node certified nothing by itself while it was cut off; and RECOVERY_ROUNDS later all certified the
+    same.
+    """
+
+    total_s: float
+    after_s: tuple[float, ...]
+    contributors: tuple[int, ...]
+    coverage: tuple[float, ...]
+    identical: bool
+    exact: bool
+    apart: bool = True
+
+
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True):
-    """delay_s: the median over all strikes. exact: every value that a survivor applied is the reference's, by bits."""
+    """Result of all strikes. delay_s: the median. survivors_identical, exact: in every strike, see `Strike`."""
 
     kind: FaultKind
     delay_s: float = 0.0
     delays_s: tuple[float, ...] = ()
     survivors_identical: bool = True
     exact: bool = True
+    strikes: tuple[Strike, ...] = ()
 
 
 class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +186,9 @@ class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         """True if nothing that was checked is wrong."""
-        return self.identical and self.exact is not False and self.fault.survivors_identical and self.fault.exact
+        fault = self.fault
+        apart = all(strike.apart for strike in fault.strikes)
+        return self.identical and self.exact is not False and fault.survivors_identical and fault.exact and apart
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -176,7 +207,8 @@ class Allreduce(msgspec.Struct, frozen=True, kw_only=True):
 async def measure(bench: Bench, tell: ShowNow = tell_nothing, *, folder: Path | None = None) -> Allreduce:
     """Run the benchmark in `folder` (empty; None for a temporary one that is removed).
 
-    Raises NetworkError, naming what a node said last, if the swarm does not get through.
+    Raises NetworkError, naming what a node said last, if the swarm does not get through, and ConfigError where nodes
+    are to be cut off and cannot be in namespaces.
     Cancellation: all processes are ended and reaped; a temporary folder is removed.
     """
     with ExitStack() as stack:
@@ -249,10 +281,18 @@ def _result(
     )
 
 
+@asynccontextmanager
+async def _swarm(bench: Bench, folder: Path) -> AsyncIterator[BenchSwarm]:
+    """The timed swarm, with its nodes in namespaces where one is to be cut off."""
+    with network(bench.peers) if bench.fault == "partition" else nullcontext() as links:
+        async with running_swarm(_spec(bench), folder, links) as swarm:
+            yield swarm
+
+
 async def _timed(bench: Bench, folder: Path, tell: ShowNow) -> tuple[list[list[NodeRound]], FaultResult]:
     """The undisturbed rounds at all nodes, from the first on, and what came of the faults."""
     tell(f"starting {bench.peers} nodes")
-    async with running_swarm(_spec(bench), folder) as swarm:
+    async with _swarm(bench, folder) as swarm:
         for round in range(1, bench.undisturbed + 1):
             tell(f"round {round} of {bench.rounds}")
             await swarm.play(round)
@@ -268,36 +308,22 @@ async def _timed(bench: Bench, folder: Path, tell: ShowNow) -> tuple[list[list[N
         delays_s=delays,
         survivors_identical=all(strike.identical for strike in strikes),
         exact=all(strike.exact for strike in strikes),
+        strikes=tuple(strikes),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StruckRound:
-    """A round in which a node was struck, as the survivors saw it."""
-
-    total_s: float
-    identical: bool
-    exact: bool
-
-
-async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: ShowNow) -> _StruckRound:
+async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: ShowNow) -> Strike:
     """Strike the last node in the midst of `round`, check the round, and have the node contribute again."""
     *survivors, victim = swarm.nodes
     tell(f"round {round} of {bench.rounds}: {bench.fault}")
     swarm.open_gate(round)
     await swarm.until_holding(round, "reduce", [victim])
-    if bench.fault == "sigkill":
-        kill(victim)
-    else:
-        victim.signal(signal.SIGSTOP)
+    struck_at = time.time()
+    await _hit(bench, swarm)
     await swarm.until_certified(round, survivors)
-    strike = await trio.to_thread.run_sync(_check, swarm, survivors, round)
-    if bench.fault == "sigkill":
-        await victim.lives[-1].ended.wait()
-        await swarm.launch(victim, join=survivors[0].addresses, after=round)
-    else:
-        victim.signal(signal.SIGCONT)
-        await victim.ask("release")
+    strike = await trio.to_thread.run_sync(_check, swarm, survivors, round, struck_at)
+    apart = bench.fault != "partition" or await _stays_apart(swarm, round)
+    await _bring_back(bench, swarm, round)
     await swarm.until_back(victim, round + 1)
     for recovery in range(round + 1, round + 1 + RECOVERY_ROUNDS):
         await swarm.play(recovery)
@@ -305,16 +331,59 @@ async def _strike(bench: Bench, swarm: BenchSwarm, round: int, tell: ShowNow) ->
     last = swarm.certified_by(round + RECOVERY_ROUNDS).values()
     if any(event.contributors < bench.peers or victim.peer_id not in event.members for event in last):
         raise NetworkError(f"the node struck in round {round} is no contributing member {RECOVERY_ROUNDS} rounds later")
-    return strike
+    return msgspec.structs.replace(strike, apart=apart and len({event.digest for event in last}) == 1)
 
 
-def _check(swarm: BenchSwarm, survivors: list[NodeProcess], round: int) -> _StruckRound:
+async def _hit(bench: Bench, swarm: BenchSwarm) -> None:
+    """Strike the last node, which holds. One that is cut off goes on."""
+    victim = swarm.nodes[-1]
+    if bench.fault == "sigkill":
+        kill(victim)
+    elif bench.fault == "sigstop":
+        victim.signal(signal.SIGSTOP)
+    else:
+        links, pairs = _links(swarm)
+        await trio.to_thread.run_sync(links.block, pairs)
+        await victim.ask("release")
+
+
+async def _bring_back(bench: Bench, swarm: BenchSwarm, round: int) -> None:
+    """Take back what was done to the last node in `round`, as far as it can be."""
+    victim = swarm.nodes[-1]
+    if bench.fault == "sigkill":
+        await victim.lives[-1].ended.wait()
+        await swarm.launch(victim, join=swarm.nodes[0].addresses, after=round)
+    elif bench.fault == "sigstop":
+        victim.signal(signal.SIGCONT)
+        await victim.ask("release")
+    else:
+        links, pairs = _links(swarm)
+        await trio.to_thread.run_sync(links.unblock, pairs)
+
+
+def _links(swarm: BenchSwarm) -> tuple[Network, frozenset[tuple[int, int]]]:
+    """The network, and what is blocked in it for the last node to be cut off."""
+    assert swarm.network is not None
+    *others, victim = range(len(swarm.nodes))
+    return swarm.network, pairs_between([others, [victim]])
+
+
+async def _stays_apart(swarm: BenchSwarm, round: int) -> bool:
+    """Leave the last node cut off for APART_S; true if it has certified neither `round` nor a later one then."""
+    await swarm.live(APART_S)
+    return all(event.round < round for event in swarm.journal.of(Certified, swarm.nodes[-1].index))
+
+
+def _check(swarm: BenchSwarm, survivors: list[NodeProcess], round: int, struck_at: float) -> Strike:
     """Time and recompute a struck round from what the survivors logged and kept, then remove the records. Blocks."""
     peers = round_at([read_node(node.folder) for node in survivors], round)
     found = check_round(witnesses(swarm, settled=round), TERM, round)
     _drop_records(swarm, round)
-    return _StruckRound(
+    return Strike(
         total_s=times_of(peers).total_s,
+        after_s=tuple(peer.certified_at - struck_at for peer in peers),
+        contributors=tuple(peer.contributors for peer in peers),
+        coverage=tuple(peer.coverage for peer in peers),
         identical=len({peer.digest for peer in peers}) == 1,
         exact=found.wrong_values == 0 and not found.errors and found.updates_compared >= len(survivors),
     )

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 COMMANDS: Final[Mapping[str, str]] = {
     "allreduce": "allreduce:CASE",
     "compare": "compare:CASE",
+    "faults": "faults:CASE",
     "hostile": "hostile:CASE",
     "join": "join:CASE",
     "dashboard": "dashboard:CASE",

@@ -65,6 +65,7 @@ CLAIMS: Final[tuple[Claim, ...]] = (
     Claim("reductions that nothing disturbs", "shoal bench allreduce --peers 4", ROUNDS),
     Claim("a kill in mid-reduce", "shoal bench allreduce --peers 4 --fault sigkill", ROUNDS),
     Claim("a stop in mid-reduce", "shoal bench allreduce --peers 4 --fault sigstop", ROUNDS),
+    Claim("the same faults in others", "shoal bench faults --watch 20", ROUNDS),
     Claim(
         "one lane",
         "shoal bench lane",
