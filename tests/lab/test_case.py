@@ -230,7 +230,17 @@ def test_a_target_is_met_at_its_edge_and_missed_beyond_it(name: str, good: Any, 
 
 def test_every_benchmark_has_targets_and_can_be_checked() -> None:
     # Those with tests of their own.
-    by_themselves = {"compare", "goodput", "hostile", "rollouts", "sapo", "sapo-table", "scale", "train-table"}
+    by_themselves = {
+        "compare",
+        "faults",
+        "goodput",
+        "hostile",
+        "rollouts",
+        "sapo",
+        "sapo-table",
+        "scale",
+        "train-table",
+    }
     assert {name for name, *_ in EDGES} | by_themselves == set(COMMANDS)
     bench = get_command(app).commands["bench"]  # type: ignore[attr-defined]
     assert [n for n, one in bench.commands.items() if "--check" not in {o for p in one.params for o in p.opts}] == []
