@@ -151,8 +151,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a follower that was overtaken tells leads to wait for it",
         "tests/protocol/test_catching_up.py::test_follower_that_was_overtaken_tells_nobody_that_it_comes",
-        "if self.follows:  # it comes to no round",
-        "if False:",
+        "if self.follows or self._took_s is None:  # it comes to no round, or was not overtaken",
+        "if self._took_s is None:",
     ),
     bug(
         "a node that only samples takes part as one that trains",

@@ -206,8 +206,8 @@ def test_gloo_returns_the_mean_undisturbed_and_no_other_values_when_one_is_kille
     found = strike_once(GroupSpec(system="gloo", peers=3, numel=2_000_000, fault="sigkill", watch_s=20.0))
     assert len(found.survivors) == 2
     assert (found.usual_s or 0) > 0
-    for one in found.survivors:  # which of the two is the race of the kill with the last of the values
-        assert one.kind == "error" or (one.kind, one.contributors) == ("exact", 3)
+    for one in found.survivors:  # an error, the mean or a hang: the kill races with the last of the values
+        assert one.kind in ("error", "nothing") or (one.kind, one.contributors) == ("exact", 3)
 
 
 @pytest.mark.long
