@@ -130,9 +130,7 @@ MEMBER: tuple[Bug, ...] = (
     ),
     simulated(
         "a lead plans before all who train are done",
-        """
-        if (facts.awaited() or (half_ready_at is not None and facts.waits_for_newcomers(now))) and not overdue:
-        """,
+        "if facts.awaited() and not overdue:",
         "if half_ready_at is None:",
     ),
     simulated(
