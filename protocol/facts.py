@@ -310,6 +310,12 @@ class RoundFacts:
         view = self.agreement.view
         return frozenset(peer for peer, promised in self.agreement.promised().items() if promised > view)
 
+    def is_left(self) -> bool:
+        """True if half of the living voters, or more, promised a later view than this node's: a plan of this one would
+        count nothing that they made."""
+        voters = self.alive.intersection(self.agreement.electorate).difference(self.leaves)
+        return 2 * len(voters - self.ahead()) <= len(voters)
+
     def take_ready(self, sender: PeerId, ready: Ready) -> None:
         """Take the announcement of `sender`. Raises RemoteError if it breaks the protocol."""
         self.gathering.receive(sender, ready)

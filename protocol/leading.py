@@ -1,7 +1,7 @@
 """The lead's part in a round: close the set, plan, repair the reduction when somebody is lost, propose.
 
     a quorum would go back, and the state is here                     ─► Value (a rollback)
-    no plan yet        all who have seats ready, no newcomer coming,
+    no plan yet        most are in this view, all who have seats ready, no newcomer coming,
                        or half ready and the grace is over            ─► Plan
     another's plan     which nobody signs for in this view            ─► the same
     few seats          and nothing counts of those who have them      ─► a new Plan, with the next in the line
@@ -200,7 +200,7 @@ class Lead:
         facts = self._facts
         half_ready_at = facts.gathering.half_ready_at
         overdue = half_ready_at is not None and now - half_ready_at >= facts.settings.grace_s
-        if facts.awaited() and not overdue:
+        if facts.is_left() or (facts.awaited() and not overdue):
             return None
         alone = len(facts.agreement.electorate) == 1
         if half_ready_at is not None and (alone or not overdue) and facts.waits_for_newcomers(now):

@@ -1746,4 +1746,18 @@ PROTOCOL: tuple[Bug, ...] = (
         "return (self.asked - self.since + min(now - self.asked, LAPSE_LIMIT_S)) * self.leads",
         "return min(now - self.asked, LAPSE_LIMIT_S) * self.leads",
     ),
+    bug(
+        "a lead plans without the half that promised a later view",
+        "tests/lab/simulate/test_simulation_meeting.py"
+        "::test_half_that_was_stopped_makes_no_round_without_the_half_that_waited_for_it",
+        "if facts.is_left() or (facts.awaited() and not overdue):",
+        "if facts.awaited() and not overdue:",
+    ),
+    bug(
+        "half of the living are enough for a view in which nothing is planned",
+        "tests/protocol/test_view_sync.py"
+        "::test_as_long_as_nothing_is_planned_members_meet_where_more_than_half_of_the_living_are",
+        "(planned or 2 * len(voters) > len(here))",
+        "(planned or 2 * len(voters) >= len(here))",
+    ),
 )

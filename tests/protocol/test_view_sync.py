@@ -56,6 +56,26 @@ def test_meeting_view_is_the_lowest_that_can_be_decided(
     assert common_view(previous, view, said, alive, gone) == meeting
 
 
+@pytest.mark.parametrize(
+    ("promised", "living", "meeting"),
+    [
+        ({2: 2, 3: 1}, {0, 1, 2, 3}, 1),  # half of them, with the casting vote, are a quorum that counts half
+        ({3: 2}, {0, 1, 2, 3}, 0),
+        ({2: 2, 3: 2}, {0, 1, 2}, 0),  # of those who live more than half are here
+        ({1: 3}, {0, 1}, 3),
+    ],
+)
+def test_as_long_as_nothing_is_planned_members_meet_where_more_than_half_of_the_living_are(
+    promised: dict[int, int], living: set[int], meeting: int
+) -> None:
+    identities, previous = swarm(4)
+    peers = [identity.peer_id for identity in identities]
+    said = {peers[number]: up_to for number, up_to in promised.items()}
+    alive = {peers[number] for number in living}
+    assert common_view(previous, 0, said, alive, (), planned=False) == meeting
+    assert common_view(previous, 0, said, alive, ()) == 0
+
+
 def test_promise_is_told_by_moves_and_by_votes() -> None:
     identities, previous = swarm(7)
     machine = Agreement(identity=identities[0], previous=previous)

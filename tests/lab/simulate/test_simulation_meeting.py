@@ -107,3 +107,16 @@ def test_others_come_back_to_one_whose_rounds_are_shorter_than_their_way_to_its_
     assert len({machine.round for machine in machines if machine is not None}) == 1
     assert None not in machines
     assert outcome.virtual_s < 60
+
+
+@pytest.mark.parametrize(("seed", "stopped"), [(3, (0, 3)), (3, (1, 3)), (4, (2, 3)), (8, (0, 1))])
+def test_half_that_was_stopped_makes_no_round_without_the_half_that_waited_for_it(
+    seed: int, stopped: tuple[int, int]
+) -> None:
+    """Those who woke up hold the casting vote; the others went on to a view without the lead that was stopped."""
+    faults = tuple(Fault(kind="stop", at_s=3.0, peer=peer, duration_s=15.0) for peer in stopped)
+    simulation = Simulation(Scenario(peers=4, rounds=5, seed=seed, fault=faults))
+    assert simulation.run().violation == ""
+    waited = {peer.id for peer in simulation.peers if peer.number not in stopped}
+    chain = max((peer.disk.chain for peer in simulation.peers), key=len)
+    assert [value.round for value in chain[1:] if not waited <= set(value.members)] == []
