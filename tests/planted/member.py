@@ -130,7 +130,7 @@ MEMBER: tuple[Bug, ...] = (
     ),
     simulated(
         "a lead plans before all who train are done",
-        "if facts.awaited() and not overdue:",
+        "if facts.is_left() or (facts.awaited() and not overdue):",
         "if half_ready_at is None:",
     ),
     simulated(
