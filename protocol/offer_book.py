@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import TokenBucket
 from shoal.protocol.places import Rank
+from shoal.protocol.replays import Window
 from shoal.protocol.rollouts import (
     Announcement,
     CatchUpRequest,
@@ -90,7 +92,7 @@ class Offer:
 
 @dataclass(slots=True)
 class _Origin:
-    """The state of a peer that announces: its order (bit i of `seen`: sequence `newest` - i) and its offers.
+    """The state of a peer that announces: the numbers that came of its start `boot`, and its offers.
 
     rank: as it was when the last announcement came.
     """
@@ -98,8 +100,7 @@ class _Origin:
     bucket: TokenBucket
     rank: Rank = Rank.STRANGER
     boot: int = -1
-    newest: int = 0
-    seen: int = 0
+    came: Window = field(default_factory=partial(Window, REPLAY_WINDOW))
     newest_round: int = 0
     offers: OrderedDict[OfferKey, None] = field(default_factory=OrderedDict)
     asked_for: set[int] = field(default_factory=set)  # numbers that were asked for, and may come by gossip as well
@@ -107,23 +108,20 @@ class _Origin:
     def is_replay(self, boot: int, sequence: int) -> bool:
         if boot != self.boot:
             return boot < self.boot
-        age = self.newest - sequence
-        return age >= REPLAY_WINDOW or (age >= 0 and bool(self.seen >> age & 1))
+        return not self.came.is_new(sequence)
 
     def note(self, boot: int, sequence: int, round_number: int) -> None:
         if boot > self.boot:
-            self.boot, self.newest, self.seen, self.newest_round = boot, sequence, 0, 0
+            self.boot, self.came, self.newest_round = boot, Window(REPLAY_WINDOW, sequence), 0
             self.asked_for.clear()
-        ahead = max(sequence - self.newest, 0)
-        self.seen = 0 if ahead >= REPLAY_WINDOW else self.seen << ahead & (1 << REPLAY_WINDOW) - 1
-        self.newest += ahead
-        self.seen |= 1 << self.newest - sequence
+        self.came.note(sequence)
         self.newest_round = max(self.newest_round, round_number)
 
     def missing(self, count: int) -> tuple[int, ...]:
         """Up to `count` numbers that have not come, the newest first."""
-        behind = range(self.newest - 1, max(0, self.newest - MISSING_WINDOW), -1)
-        return tuple(islice((number for number in behind if not self.seen >> self.newest - number & 1), count))
+        newest = self.came.highest
+        behind = range(newest - 1, max(0, newest - MISSING_WINDOW), -1)
+        return tuple(islice((number for number in behind if not self.came.came(number)), count))
 
 
 class OfferBook:
@@ -228,7 +226,7 @@ class OfferBook:
         origin = self._origins.get(peer)
         if origin is None or origin.boot < 0:
             return CatchUpRequest()
-        return CatchUpRequest(boot=origin.boot, newest=origin.newest, missing=origin.missing(count))
+        return CatchUpRequest(boot=origin.boot, newest=origin.came.highest, missing=origin.missing(count))
 
     def notes_holders(self, digest: bytes) -> bool:
         """True if it would be noted that one more peer serves this group."""

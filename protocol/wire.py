@@ -30,6 +30,7 @@ import msgspec
 
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PEER_ID_CHARS, SIGNATURE_BYTES, Identity, PeerId, parse_peer_id, verify
+from shoal.protocol.replays import longest_silent
 
 WIRE_VERSION = 2
 
@@ -315,7 +316,7 @@ class ReplayGuard:
     """Lets each sender's messages of each kind through in increasing order of (boot, seq) only.
 
     Bounded. Where there is no room, the sender that is silent for longest is forgotten, and can be replayed; but never
-    one that is `kept`, so that nobody pushes out a member or a neighbour with keys that it makes up.
+    one that is `kept`.
     """
 
     def __init__(self, kept: Callable[[PeerId], bool] = lambda _: False) -> None:
@@ -341,7 +342,7 @@ class ReplayGuard:
     def _has_room(self) -> bool:
         """True if there is room for one sender more, perhaps since another was forgotten."""
         if len(self._newest) >= REPLAY_SENDER_LIMIT:
-            forgotten = next((sender for sender in self._newest if not self._kept(sender)), None)
+            forgotten = longest_silent(self._newest, self._kept)
             if forgotten is None:
                 return False
             del self._newest[forgotten]

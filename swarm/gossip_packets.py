@@ -20,6 +20,7 @@ from typing import Any
 
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.replays import Window, longest_silent
 from shoal.swarm.libp2p_parts import only_what_runs
 
 with only_what_runs():
@@ -139,40 +140,29 @@ def _numbers(said: Iterable[bytes]) -> list[bytes]:
 class Numbers:
     """Numbers of the messages that came of each origin, which gives them in rising order: each is new only once.
 
-    Of an origin its highest is kept, and which of the NUMBERS_WINDOW before it came; what is older is not new. Bounded
-    as `shoal.protocol.wire.ReplayGuard`: whoever is silent for longest is forgotten, but none that is `kept`, and
-    where there is no room no number is new.
-
-    Source: RFC 4303, section 3.4.3, the window against replays.
+    Bounded as `shoal.protocol.wire.ReplayGuard`: whoever is silent for longest is forgotten, but none that is `kept`,
+    and where there is no room no number is new.
     """
 
     def __init__(self, kept: Callable[[PeerId], bool] = lambda _: False) -> None:
         self._kept = kept
-        self._came: dict[PeerId, tuple[int, int]] = {}  # the highest, and a bit for each before it, itself the lowest
+        self._came: dict[PeerId, Window] = {}
 
     def is_new(self, origin: PeerId, number: int) -> bool:
         """True if no message of this number came yet, as far as is known."""
         if origin not in self._came:
-            return len(self._came) < NUMBERS_ORIGIN_LIMIT or self._longest_silent() is not None
-        highest, came = self._came[origin]
-        age = highest - number
-        return age < 0 or (age < NUMBERS_WINDOW and not came >> age & 1)
+            return len(self._came) < NUMBERS_ORIGIN_LIMIT or longest_silent(self._came, self._kept) is not None
+        return self._came[origin].is_new(number)
 
     def note(self, origin: PeerId, number: int) -> None:
         """Note that a message of this number, which is new and which its origin signed, came."""
         if origin not in self._came and len(self._came) >= NUMBERS_ORIGIN_LIMIT:
-            silent = self._longest_silent()
+            silent = longest_silent(self._came, self._kept)
             assert silent is not None, "no number was new"
             del self._came[silent]
-        highest, came = self._came.pop(origin, (number, 0))
-        rise = max(0, number - highest)
-        came = came << rise if rise < NUMBERS_WINDOW else 0
-        came |= 1 << (highest + rise - number)
-        self._came[origin] = highest + rise, came & ((1 << NUMBERS_WINDOW) - 1)  # the last of all
-
-    def _longest_silent(self) -> PeerId | None:
-        """The origin that may be forgotten, if any may."""
-        return next((origin for origin in self._came if not self._kept(origin)), None)
+        window = self._came.pop(origin, None) or Window(NUMBERS_WINDOW, number)
+        window.note(number)
+        self._came[origin] = window  # the last of all
 
     def __len__(self) -> int:
         return len(self._came)

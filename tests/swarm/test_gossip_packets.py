@@ -157,7 +157,7 @@ def test_numbers_of_one_origin_say_nothing_of_another_and_a_rise_by_far_keeps_li
     numbers = Numbers()
     assert came(numbers, A, 1 << 63, (1 << 63) - 1, 1) == [True, True, False]
     assert came(numbers, B, 1, 1 << 63, 1 << 63, 1) == [True, True, False, False]
-    assert max(bits for _, bits in numbers._came.values()) < 1 << NUMBERS_WINDOW
+    assert max(window._came for window in numbers._came.values()) < 1 << NUMBERS_WINDOW
 
 
 def test_origins_are_few_and_none_pushes_out_one_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
