@@ -34,6 +34,7 @@ from shoal.protocol.planning import CONTRIBUTOR, OBSERVER, ROLES, TRAINING, Roun
 from shoal.protocol.probation import Probation
 from shoal.protocol.seats import PassedOver, Seating
 from shoal.protocol.terms import verify_consent
+from shoal.protocol.voting import common_view
 
 READIES_LIMIT = 4 * MEMBER_LIMIT
 """Outsiders beyond this many are not listened to; members always are."""
@@ -310,11 +311,11 @@ class RoundFacts:
         view = self.agreement.view
         return frozenset(peer for peer, promised in self.agreement.promised().items() if promised > view)
 
-    def is_left(self) -> bool:
-        """True if half of the living voters, or more, promised a later view than this node's: a plan of this one would
-        count nothing that they made."""
-        voters = self.alive.intersection(self.agreement.electorate).difference(self.leaves)
-        return 2 * len(voters - self.ahead()) <= len(voters)
+    def meeting_view(self, *, planned: bool) -> int:
+        """The view in which this round can be decided, from this node's on (`common_view`)."""
+        agreement = self.agreement
+        view, promised, voting = agreement.view, agreement.promised(), agreement.voting
+        return common_view(self.previous, view, promised, self.alive, self.leaves, voting=voting, planned=planned)
 
     def take_ready(self, sender: PeerId, ready: Ready) -> None:
         """Take the announcement of `sender`. Raises RemoteError if it breaks the protocol."""
@@ -424,14 +425,15 @@ class RoundFacts:
         return found if self.previous.round else found | (self.gathering.astray(self.alive) - frozenset(self.leaves))
 
     def waits_for_newcomers(self, now: float) -> bool:
-        """True if this lead, which has all its trainers, holds its plan back for newcomers about to have the state."""
+        """True if this lead, half of whose trainers are ready, waits for newcomers about to have the state."""
         known = (self.agreement.everyone, self.leaves, self.banned, self.candidates(), self.left_out())
         may_come = self.alive if self.outside is None else self.alive & self.outside.admitted
         outsiders = may_come.difference(*known)
-        leads = len(self.agreement.electorate)
-        return self.newcomers.hold_back(
-            self.previous, outsiders, now, leads=leads, timeout_s=patience_s(leads, self.settings.grace_s)
-        )
+        leads, since = len(self.agreement.electorate), self.gathering.half_ready_at
+        timeout_s = patience_s(leads, self.settings.grace_s)
+        if since is None or now - since >= timeout_s:
+            return False
+        return self.newcomers.hold_back(self.previous, outsiders, now, leads=leads, timeout_s=timeout_s)
 
     def my_report(self) -> Report | None:
         """This node's report of the plan it follows."""

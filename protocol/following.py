@@ -16,24 +16,20 @@ Where all meet. A member that moved ahead votes in no lower view. Where the othe
 and it hears of the certificate. Where they are not, their view decides nothing: no plan of its lead, whatever the
 attempt, is reported by everyone that is needed. It happens to whose link to the lead comes up late: for a while it sees
 a quorum without a lead. Then others leave or die, and it is needed. So each member looks for the lowest view, from its
-own on, in which those who live and have not promised more are a quorum (`common_view`), and, as long as nothing is
-planned, more than half of the living: half of a swarm that was stopped, and wakes in a view that the others left, would
-else count nothing that they made. Every member that knows the same promises finds the same view; who stands highest of
-those that are needed is in it already. Moving there is a promise like any other (agreement.py), so this is about
-progress alone.
+own on, in which those who live and have not promised more are a quorum (`voting.common_view`), and, as long as nothing
+is planned, more than half of the living: half of a swarm that was stopped, and wakes in a view that the others left,
+would else count nothing that they made. Every member that knows the same promises finds the same view; who stands
+highest of those that are needed is in it already. Moving there is a promise like any other (agreement.py), so this is
+about progress alone.
 """
 
 from __future__ import annotations
-
-from collections.abc import Collection, Mapping
 
 from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import REPLAN_SETTLE_S
-from shoal.protocol.messages import Value
 from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled
-from shoal.protocol.voting import CONTRIBUTORS, Voting, is_quorum
 
 VIEW_SYNC_S = 2.0
 """So long a member that has a quorum waits for a lead that it has not met since it was started."""
@@ -85,15 +81,7 @@ class LeadWatch:
             return None
         together_s = self._together.note(True, now)
         promised = facts.agreement.promised()
-        meeting = common_view(
-            facts.previous,
-            view,
-            promised,
-            facts.alive,
-            facts.leaves,
-            voting=facts.agreement.voting,
-            planned=self._stage() not in (timeouts.TRAIN, timeouts.PLAN),
-        )
+        meeting = facts.meeting_view(planned=self._stage() not in (timeouts.TRAIN, timeouts.PLAN))
         if self._apart.note(meeting > view, now) >= APART_S or facts.agreement.refuses:
             return view + 1  # by steps of its own: nobody's word alone takes a member further
         leader = facts.agreement.lead(view)
@@ -153,27 +141,3 @@ class LeadWatch:
             if leader in facts.alive and leader not in facts.leaves:
                 return ahead
         return view + 1
-
-
-def common_view(
-    previous: Value,
-    view: int,
-    promised: Mapping[PeerId, int],
-    living: Collection[PeerId],
-    leaves: Collection[PeerId],
-    *,
-    voting: Voting = CONTRIBUTORS,
-    planned: bool = True,
-) -> int:
-    """The lowest view from `view` on in which the round after `previous` can be decided; `view` if there is none.
-
-    promised: below which view a member votes no more, 0 if it is not in there. planned: this member follows a plan, and
-    it does not matter that half of the living, or more, are in no such view.
-    """
-    ahead = sorted({later for later in promised.values() if later > view})
-    here = set(living).intersection(voting.electorate(previous)).difference(leaves)
-    for candidate in (view, *ahead) if ahead else ():
-        voters = {peer for peer in here if promised.get(peer, 0) <= candidate}
-        if (planned or 2 * len(voters) > len(here)) and is_quorum(previous, voters, leaves, voting=voting):
-            return candidate
-    return view

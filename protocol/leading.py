@@ -200,10 +200,8 @@ class Lead:
         facts = self._facts
         half_ready_at = facts.gathering.half_ready_at
         overdue = half_ready_at is not None and now - half_ready_at >= facts.settings.grace_s
-        if facts.is_left() or (facts.awaited() and not overdue):
-            return None
-        alone = len(facts.agreement.electorate) == 1
-        if half_ready_at is not None and (alone or not overdue) and facts.waits_for_newcomers(now):
+        most_are_elsewhere = facts.meeting_view(planned=False) > facts.agreement.view
+        if most_are_elsewhere or (facts.awaited() and not overdue) or facts.waits_for_newcomers(now):
             return None
         facts.newcomers.planned(facts.previous, now)
         return self._plan_over(facts.candidates(), attempt=0, evicted=())

@@ -60,7 +60,7 @@ class _Wait:
 
 
 def patience_s(voters: int, grace_s: float) -> float:
-    """For how long a plan is held back for newcomers at most."""
+    """Time for which a plan is held back for newcomers at most, from when half of those who train are ready."""
     return max(grace_s, ALONE_S) if voters == 1 else grace_s
 
 

@@ -165,3 +165,27 @@ def lead(previous: Value, view: int, *, voting: Voting = CONTRIBUTORS) -> PeerId
     """Lead(e, v): the voter whose turn view `view` is, whether it is alive or not."""
     order = lead_order(previous, voting=voting)
     return order[view % len(order)]
+
+
+def common_view(
+    previous: Value,
+    view: int,
+    promised: Mapping[PeerId, int],
+    living: Collection[PeerId],
+    leaves: Collection[PeerId],
+    *,
+    voting: Voting = CONTRIBUTORS,
+    planned: bool = True,
+) -> int:
+    """The lowest view from `view` on in which the round after `previous` can be decided; `view` if there is none.
+
+    promised: below which view a member votes no more, 0 if it is not in there. planned: this member follows a plan, and
+    it does not matter that half of the living, or more, are in no such view.
+    """
+    ahead = sorted({later for later in promised.values() if later > view})
+    here = set(living).intersection(voting.electorate(previous)).difference(leaves)
+    for candidate in (view, *ahead) if ahead else ():
+        voters = {peer for peer in here if promised.get(peer, 0) <= candidate}
+        if (planned or 2 * len(voters) > len(here)) and is_quorum(previous, voters, leaves, voting=voting):
+            return candidate
+    return view

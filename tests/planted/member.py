@@ -130,7 +130,7 @@ MEMBER: tuple[Bug, ...] = (
     ),
     simulated(
         "a lead plans before all who train are done",
-        "if facts.is_left() or (facts.awaited() and not overdue):",
+        "if most_are_elsewhere or (facts.awaited() and not overdue) or facts.waits_for_newcomers(now):",
         "if half_ready_at is None:",
     ),
     simulated(

@@ -66,8 +66,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "keys that a stranger makes up push a member out of the guard against replays",
         "tests/protocol/test_wire.py::test_a_full_replay_guard_forgets_who_was_silent_for_longest_and_never_who_is_kept",
-        "next((sender for sender in self._newest if not self._kept(sender)), None)",
-        "next(iter(self._newest), None)",
+        "return next((origin for origin in origins if not kept(origin)), None)",
+        "return next(iter(origins), None)",
     ),
     bug(
         "a guard against replays that is full hears nobody new",
@@ -1750,8 +1750,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "a lead plans without the half that promised a later view",
         "tests/lab/simulate/test_simulation_meeting.py"
         "::test_half_that_was_stopped_makes_no_round_without_the_half_that_waited_for_it",
-        "if facts.is_left() or (facts.awaited() and not overdue):",
-        "if facts.awaited() and not overdue:",
+        "if most_are_elsewhere or (facts.awaited() and not overdue) or facts.waits_for_newcomers(now):",
+        "if (facts.awaited() and not overdue) or facts.waits_for_newcomers(now):",
     ),
     bug(
         "half of the living are enough for a view in which nothing is planned",

@@ -209,7 +209,10 @@ def test_members_are_no_newcomers_and_nobody_who_is_banned_is_one(who: str, awai
     assert peer in facts.alive
     assert peer not in facts.candidates()
     node.member.newcomers.heard(peer, coming(lab.start), lab.now)
+    assert not facts.waits_for_newcomers(lab.now), "half of those who train are not ready"
+    facts.gathering.half_ready_at = lab.now
     assert facts.waits_for_newcomers(lab.now) is awaited
+    assert not facts.waits_for_newcomers(lab.now + GRACE_S)
 
 
 def test_only_a_joiner_without_a_state_is_coming() -> None:

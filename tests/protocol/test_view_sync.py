@@ -8,8 +8,9 @@ from shoal.lab.signed import vote_of
 from shoal.protocol.agreement import Agreement, Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import MemberEffect
-from shoal.protocol.following import APART_S, common_view
+from shoal.protocol.following import APART_S
 from shoal.protocol.messages import Plan, Stalled, Value, ViewChange
+from shoal.protocol.voting import common_view
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, plan_hash, value_of
 from tests.protocol.round_lab import BREAK_SEEN_S, LATENCY_S, TICK_S, RoundLab
 

@@ -25,13 +25,12 @@ from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast, Deci
 from shoal.protocol.certificate import LeaveCost, check_certificate, follows, genesis, has_proofs, leave_cost
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, RemoteError
-from shoal.protocol.following import common_view
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest, parse_manifest, render_manifest
 from shoal.protocol.messages import Prepare, Target, Value, ViewChange, Vote
 from shoal.protocol.terms import is_consented, make_consent, make_rebase, make_rollback
 from shoal.protocol.view_change import is_prepared, make_moves
-from shoal.protocol.voting import FaultModel, Voting, are_enough, is_quorum, lead, lead_order
+from shoal.protocol.voting import FaultModel, Voting, are_enough, common_view, is_quorum, lead, lead_order
 from tests.protocol.lab import SWARM, plan_hash, value_of
 
 ROOT = Path(__file__).parents[2]
