@@ -47,7 +47,7 @@ Kind = Literal["exact", "wrong", "error", "nothing"]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer returned of a reduction in which another was struck.
+    """Outcome, at one peer, of a reduction in which another was struck.
 
     exact: the mean over as many `contributors`. wrong: other values, with `shares` of them by whose mean they are.
     error: an error, the first line of which is `text`. nothing: nothing within the time it was watched.
@@ -103,7 +103,7 @@ class GroupSpec:
 
     @cached_property
     def vectors(self) -> list[F32]:
-        """What each peer contributes, (numel,) float32."""
+        """Contributions by peer, each (numel,) float32."""
         return [drawn_values(peer + 1, self.numel) for peer in range(self.peers)]
 
 

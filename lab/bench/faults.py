@@ -20,9 +20,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import product
 from operator import attrgetter
-from typing import Annotated, Final, get_args
+from typing import Annotated, Final, TypeVar, get_args
 
 import msgspec
 import trio
@@ -42,30 +42,17 @@ OURS: Final = "shoal"
 SYSTEMS: Final = (OURS, "gloo", "hivemind")
 FAULTS: Final[tuple[Fault, ...]] = get_args(Fault)
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+T = TypeVar("T", bound=str)
 LIMIT_S: Final = 6.0
 """Within so long a survivor of ours has to return."""
 
 
-class Names(tuple[str, ...]):
-    """Names that are written as one text, like "shoal,gloo"."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return ",".join(self)
-
-
-def parse_names(choices: Sequence[str], text: str, option: str) -> Names:
-    """The names of "shoal,gloo", each one of `choices`. Raises ConfigError that names `option`."""
-    names = Names(dict.fromkeys(part.strip() for part in text.split(",")))
-    for name in names:
+def chosen(choices: Sequence[T], asked: Sequence[str], option: str) -> tuple[T, ...]:
+    """Those of `choices` that were asked for, in their order; all if none was. Raises ConfigError, naming `option`."""
+    for name in asked:
         if name not in choices:
             raise ConfigError(f"{option}: {name!r} is not one of {', '.join(choices)}")
-    return names
-
-
-ALL_SYSTEMS: Final = Names(SYSTEMS)
-ALL_FAULTS: Final = Names(FAULTS)
+    return tuple(one for one in choices if one in asked or not asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +65,16 @@ class FaultsBench(Spec):
         int, Option("--repetitions", help="How often each fault strikes each system.", check=Within(1, 100))
     ] = 2
     systems: Annotated[
-        Names,
-        Option(
-            "--systems",
-            help=f"Those to strike, of {', '.join(SYSTEMS)}.",
-            metavar="NAME,…",
-            parse=partial(parse_names, SYSTEMS),
-        ),
-    ] = ALL_SYSTEMS
+        tuple[str, ...], Option("--systems", help=f"One of {', '.join(SYSTEMS)}. Repeatable; all if left out.")
+    ] = ()
     faults: Annotated[
-        Names,
+        tuple[str, ...],
         Option(
             "--faults",
-            help=f"Those to strike with, of {', '.join(FAULTS)}; a partition cuts the last peer off, for which it "
-            "takes network namespaces.",
-            metavar="NAME,…",
-            parse=partial(parse_names, FAULTS),
+            help=f"One of {', '.join(FAULTS)}. Repeatable; all if left out. A partition cuts the last peer off, for "
+            "which it takes network namespaces.",
         ),
-    ] = ALL_FAULTS
+    ] = ()
     watch: Annotated[
         float,
         Option("--watch", help="Seconds for which it is waited that others' survivors return.", check=Within(1, 3600)),
@@ -112,7 +91,7 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def survivors(self) -> list[Outcome]:
-        """What survivors returned, of all repetitions."""
+        """Outcomes at the survivors, of all repetitions."""
         return [outcome for one in self.repetitions for outcome in one.survivors]
 
 
@@ -126,7 +105,7 @@ class FaultsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What is wrong of ours, for each fault."""
+        """Survivors of ours that miss the target, for each fault."""
         return tuple(
             Target(name=f"ours, {one.fault}: {_ASKED}", most=0).row(missing(one, self.bench))
             for one in self.struck
@@ -164,27 +143,18 @@ def run(bench: FaultsBench, tell: ShowNow) -> FaultsResult:
     all sets of contributors; those of Shoal's with the mean over whom its certificate names, chunk by chunk. Only Shoal
     has targets.
     """
-    notes = list(_left_out(bench))
-    struck = []
-    for system in bench.systems:
-        if system == "hivemind" and not _has_hivemind():
-            continue
-        for fault in FAULTS:
-            if fault in bench.faults and not (fault == "partition" and why_not()):
-                tell(f"{system}, {fault}")
-                struck.append(_strike(bench, system, fault, tell))
+    notes, struck = [], []
+    systems, faults = chosen(SYSTEMS, bench.systems, "--systems"), chosen(FAULTS, bench.faults, "--faults")
+    if "hivemind" in systems and importlib.util.find_spec("hivemind") is None:
+        notes.append("hivemind is left out: it is not installed; pip install 'shoal[hivemind]'")
+        systems = tuple(one for one in systems if one != "hivemind")
+    if "partition" in faults and (reason := why_not()):
+        notes.append(f"partitions are left out: {reason}")
+        faults = tuple(one for one in faults if one != "partition")
+    for system, fault in product(systems, faults):
+        tell(f"{system}, {fault}")
+        struck.append(_strike(bench, system, fault, tell))
     return FaultsResult(bench=bench, machine=this_machine(), struck=tuple(struck), notes=tuple(notes))
-
-
-def _left_out(bench: FaultsBench) -> Iterator[str]:
-    if "hivemind" in bench.systems and not _has_hivemind():
-        yield "hivemind is left out: it is not installed; pip install 'shoal[hivemind]'"
-    if "partition" in bench.faults and (reason := why_not()):
-        yield f"partitions are left out: {reason}"
-
-
-def _has_hivemind() -> bool:
-    return importlib.util.find_spec("hivemind") is not None
 
 
 def _strike(bench: FaultsBench, system: str, fault: Fault, tell: ShowNow) -> Struck:
@@ -287,7 +257,7 @@ def _details(struck: Struck) -> Iterator[str]:
 
 
 def describe(outcome: Outcome) -> Iterator[str]:
-    """What there is to say of an outcome beyond its kind."""
+    """Say of an outcome more than its kind."""
     said = "" if outcome.claimed in (None, outcome.contributors) else f", says over {outcome.claimed}"
     match outcome.kind:
         case "exact":

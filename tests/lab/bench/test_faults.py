@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from shoal.lab.bench.allreduce import Bench, Strike, measure
 from shoal.lab.bench.fault_group import Group, GroupSpec, Outcome, Repetition, running_group, strike_once, valued
 from shoal.lab.bench.fault_peer import Began, Listening, Report, Returned, error_line, read_report
 from shoal.lab.bench.fault_values import BLOCK_VALUES, origin_of, sets_of
-from shoal.lab.bench.faults import FaultsBench, FaultsResult, Names, Struck, describe, missing, repetition_of, to_lines
+from shoal.lab.bench.faults import FaultsBench, FaultsResult, Struck, describe, missing, repetition_of, to_lines
 from shoal.lab.bench.machine import this_machine
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.testnet.links.namespaces import why_not
@@ -293,24 +294,24 @@ def test_the_table_says_what_came_back_and_whose_mean_it_is() -> None:
     assert text.endswith("a note")
     assert [row.met for row in result.rows] == [False], "one of two repetitions is not there"
     assert result.ok
-    assert json.loads(msgspec.json.encode(faults.CASE.document(result)))["bench"]["systems"]
+    assert json.loads(msgspec.json.encode(faults.CASE.document(result)))["bench"]["peers"] == 3
 
 
 # -- options -------------------------------------------------------------------------------------------------
 
 
-def test_names_are_read_as_they_are_shown_and_others_refused() -> None:
-    assert faults.parse_names(faults.SYSTEMS, "gloo, shoal,gloo", "--systems") == Names(("gloo", "shoal"))
-    assert str(FaultsBench().faults) == "sigkill,sigstop,partition"
+def test_systems_are_those_asked_for_or_all_and_others_are_refused() -> None:
+    assert faults.chosen(faults.SYSTEMS, ("gloo", "shoal", "gloo"), "--systems") == ("shoal", "gloo")
+    assert faults.chosen(faults.FAULTS, (), "--faults") == ("sigkill", "sigstop", "partition")
     with pytest.raises(ConfigError, match="--systems: 'glue' is not one of shoal, gloo, hivemind"):
-        faults.parse_names(faults.SYSTEMS, "glue", "--systems")
+        faults.run(FaultsBench(systems=("glue",)), lambda *given, **named: None)
     for wrong in ({"peers": 2}, {"peers": 5}, {"numel": 10}, {"repetitions": 0}, {"watch": 0.0}):
         with pytest.raises(ConfigError):
             FaultsBench(**wrong)
 
 
 def test_what_cannot_be_done_here_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "_has_hivemind", lambda: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(faults, "why_not", lambda: "there is no root")
     struck: list[tuple[str, str]] = []
 
@@ -321,7 +322,7 @@ def test_what_cannot_be_done_here_is_left_out_and_said(monkeypatch: pytest.Monke
         return Repetition(survivors=(EXACT, EXACT), identical=True)
 
     monkeypatch.setattr(faults, "strike_once", strike)
-    bench = FaultsBench(systems=Names(("gloo", "hivemind")), repetitions=1)
+    bench = FaultsBench(systems=("gloo", "hivemind"), repetitions=1)
     result = faults.run(bench, lambda *given, **named: None)
     assert struck == [("gloo", "sigkill"), ("gloo", "sigstop")]
     assert [(one.fault, len(one.repetitions), one.error) for one in result.struck] == [
