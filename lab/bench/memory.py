@@ -31,9 +31,8 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +46,7 @@ import trio
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.disk import OnDisk, on_disk
 from shoal.lab.bench.inspect import TERM, witnesses
+from shoal.lab.bench.resident import Resident, looked_at, watched
 from shoal.lab.bench.swarm import GRACE_S, SEED, BenchSpec, running_swarm
 from shoal.lab.bench.synthetic import TRAINED_NAME, WORKLOAD_NAME
 from shoal.lab.bench.train_spec import NOBODY
@@ -66,8 +66,6 @@ WARM_UP: Final = 3
 """Rounds before any is looked at: memory is kept from one to the next, and states and finals of the last ones are."""
 CHECKED_ROUNDS: Final = 2
 """Rounds whose values are checked: the second stands on what the first left."""
-SAMPLE_S: Final = 0.01
-"""Between two looks at the same daemon; what takes memory takes longer at the sizes that are measured."""
 LEAST: Final = 4096
 """Parameters of the smaller size."""
 SIZES: Final = Numbers((100_000_000, 250_000_000))
@@ -159,19 +157,6 @@ class MemoryBench(Spec):
             **({"inner": {"optimizer": self.optimizer}} if self.optimizer else {}),
         }
         return validate_manifest(tables, source="the benchmark")
-
-
-class Resident(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a process, or of a daemon with its trainer, in bytes."""
-
-    anonymous: int
-    shared: int
-    file: int
-
-    @property
-    def held(self) -> int:
-        """Bytes that the kernel cannot drop."""
-        return self.anonymous + self.shared
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,22 +325,8 @@ def _without_trainers(limits: Sequence[MemoryLimit]) -> Iterator[None]:
                     if TRAINER in psutil.Process(pid).cmdline():
                         limit.let_out(pid)
 
-    with _again(look, FIND_S) if limits else nullcontext():
+    with looked_at(look, FIND_S) if limits else nullcontext():
         yield
-
-
-@contextmanager
-def watched(nodes: Sequence[Sequence[int]]) -> Iterator[list[Resident]]:
-    """Look at the processes of each node again and again, in a thread; what was seen when the block ends, of all."""
-    seen: list[Resident] = []
-
-    def look() -> None:
-        for pids in nodes:
-            with suppress(OSError):  # one has just ended
-                seen.append(together([resident(pid) for pid in pids]))
-
-    with _again(look, SAMPLE_S):
-        yield seen
 
 
 @contextmanager
@@ -366,47 +337,8 @@ def disk_watched(nodes: Mapping[Path, Sequence[int]]) -> Iterator[list[OnDisk]]:
     def look() -> None:
         seen.extend(on_disk(folder, pids) for folder, pids in nodes.items())
 
-    with _again(look, DISK_SAMPLE_S):
+    with looked_at(look, DISK_SAMPLE_S):
         yield seen
-
-
-@contextmanager
-def _again(look: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Call `look` every so often in a thread, until the block ends."""
-    over = threading.Event()
-
-    def run_until_over() -> None:
-        while not over.wait(every_s):
-            look()
-
-    thread = threading.Thread(target=run_until_over, name="looks")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def resident(pid: int) -> Resident:
-    """Memory of a process now. Raises OSError if there is none such."""
-    kib = dict[str, int]()
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.startswith("Rss"):
-            kib[name] = int(value.split()[0])
-    return Resident(
-        anonymous=kib.get("RssAnon", 0) * 1024, shared=kib.get("RssShmem", 0) * 1024, file=kib.get("RssFile", 0) * 1024
-    )
-
-
-def together(processes: Sequence[Resident]) -> Resident:
-    """Memory of processes that share what the largest of them has of memory files."""
-    return Resident(
-        anonymous=sum(one.anonymous for one in processes),
-        shared=max(one.shared for one in processes),
-        file=sum(one.file for one in processes),
-    )
 
 
 def to_document(result: MemoryResult) -> dict[str, object]:

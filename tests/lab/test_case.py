@@ -23,9 +23,10 @@ from shoal.lab.bench.hostile_samplers import HostileSamplersBench, HostileSample
 from shoal.lab.bench.join import JoinSpeed
 from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.machine import this_machine
-from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak, Resident
+from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak
 from shoal.lab.bench.partial import PartialBench, PartialResult
 from shoal.lab.bench.partial import Window as PartialWindow
+from shoal.lab.bench.resident import Resident
 from shoal.lab.bench.samplers import SamplersBench, SamplersResult, Window
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult

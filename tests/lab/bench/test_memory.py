@@ -17,16 +17,12 @@ from shoal.cli.main import execute
 from shoal.lab.bench.disk import NAMELESS, OnDisk
 from shoal.lab.bench.memory import (
     CASE,
-    SAMPLE_S,
     MemoryBench,
     MemoryResult,
     Peak,
-    Resident,
-    resident,
     to_document,
-    together,
-    watched,
 )
+from shoal.lab.bench.resident import SAMPLE_S, Resident, resident, together, watched
 from shoal.lab.bench.swarm import GRACE_S
 from shoal.lab.bench.synthetic import TRAINED_NAME
 from shoal.lab.case import Numbers
