@@ -3,20 +3,22 @@
 All nodes are in test mode. Every contribution is known, since all stand on zeros and owe nothing from before: the
 update that each node applied is compared with the reference by bits, and with the mean in float64 of what was drawn.
 All nodes hold when they have accepted the plan, and again when the last chunk is final and decoded. At the first hold
-the contribution is encoded and nothing of a reduction was ever there; the kernel's high-water mark is reset then
-(`/proc/PID/clear_refs`), and read at the second.
+the contribution is encoded and nothing of a reduction was ever there. From then until the second hold the daemon,
+without its trainer, is looked at again and again (`resident.watched`):
 
-    growth = VmHWM at the second hold - VmRSS at the first                    of the daemon, without its trainer
+    growth = the most it had of anonymous and shared memory - what it had of both at the first hold
     extra  = growth - 4 bytes for each value of the mean update, which is the output
 
-It is the first round, since later ones use memory that was kept, or prepared, for them: there the same shows in no
-growth. What is kept of the encoded finals counts as extra, unless the output is a view of them; and so does memory that
-nodes of one machine share, at each end.
+The input, the contribution, is a file that is mapped: its pages are the file's, and counted nowhere. It is the first
+round, since later ones use memory that was kept, or prepared, for them: there the same shows in no growth. What is kept
+of the encoded finals counts as extra, unless the output is a view of them; and so does memory that nodes of one machine
+share, at each end.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -24,11 +26,11 @@ from typing import Final
 import numpy as np
 import trio
 
+from shoal.lab.bench.resident import resident, watched
 from shoal.lab.bench.swarm import SEED, BenchSpec, BenchSwarm, running_swarm
 from shoal.lab.bench.synthetic import drawn_values
 from shoal.node.options import Hold
 from shoal.node.training.trainer_messages import Assignment
-from shoal.protocol.errors import LocalError
 from shoal.testnet.check import Witness, check_round
 
 TERM: Final = "0.0"
@@ -36,7 +38,6 @@ ROUND: Final = 1
 VALUE_BYTES: Final = 4
 ALLOCATOR: Final = ("MALLOC_MMAP_THRESHOLD_=65536", "MALLOC_TRIM_THRESHOLD_=0")
 """glibc: larger blocks are mappings of their own, which are gone when freed."""
-_RESET_HIGH_WATER: Final = "5"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +86,25 @@ async def _peak_growth(swarm: BenchSwarm) -> int | None:
     swarm.open_gate(ROUND)
     await swarm.until_holding(ROUND, "plan", swarm.nodes)
     pids = [node.lives[-1].pid for node in swarm.nodes]
-    before = [0] * len(pids)
-    if measured := sys.platform == "linux":
-        before = [_read_bytes(pid, "VmRSS") for pid in pids]
-        for pid in pids:
-            await trio.Path(f"/proc/{pid}/clear_refs").write_text(_RESET_HIGH_WATER)
-    for node in swarm.nodes:
-        await node.ask("release")
-    await swarm.until_holding(ROUND, "reduce", swarm.nodes)
-    if not measured:
+    if sys.platform != "linux":
+        await _go_on(swarm)
         return None
-    peaks = [_read_bytes(pid, "VmHWM") for pid in pids]
-    return max(peak - rss for peak, rss in zip(peaks, before, strict=True))
+    before = [resident(pid).held for pid in pids]
+    with ExitStack() as stack:
+        seen = [stack.enter_context(watched([[pid]])) for pid in pids]
+        await _go_on(swarm)
+    return max(max(look.held for look in looks) - held for looks, held in zip(seen, before, strict=True))
+
+
+async def _go_on(swarm: BenchSwarm) -> None:
+    """Have all nodes go on at once, until all hold at the end of the reduction.
+
+    What is sent to one that is released later than the others would wait in its memory.
+    """
+    async with trio.open_nursery() as nursery:
+        for node in swarm.nodes:
+            nursery.start_soon(node.ask, "release")
+    await swarm.until_holding(ROUND, "reduce", swarm.nodes)
 
 
 def _exact_mean(spec: BenchSpec) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -105,11 +113,3 @@ def _exact_mean(spec: BenchSpec) -> np.ndarray[tuple[int], np.dtype[np.float64]]
         assignment = Assignment(seed=SEED, round=ROUND, member=member, members=spec.peers)
         total += drawn_values(assignment.stream_seed, spec.numel)
     return total / spec.peers
-
-
-def _read_bytes(pid: int, field: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0]) * 1024
-    raise LocalError(f"the kernel tells no {field} of process {pid}")
