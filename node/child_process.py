@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import trio
 
@@ -195,24 +195,19 @@ async def spawn(
     *arguments: int,
     threads: int = 0,
     inherited: Sequence[int] = (),
-    log_path: str | None = None,
 ) -> Spawned:
     """Spawn ``python PROGRAM PIPE ARGUMENT…``; what is given is as for `running_child`.
 
     Cancellation: there is a process to be ended, or none.
     """
     ours, theirs = socket.socketpair()
-    with theirs, ExitStack() as stack:
-        undo = stack.enter_context(ExitStack())
+    with theirs, ExitStack() as undo:
         undo.callback(ours.close)
-        output: IO[bytes] | int = subprocess.PIPE
-        if log_path is not None:
-            output = stack.enter_context(open(log_path, "ab"))  # noqa: ASYNC230  a local file, opened once
         limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
         process = await trio.lowlevel.open_process(
             [sys.executable, "-P", "-X", "faulthandler", *program, str(theirs.fileno()), *map(str, arguments)],
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(theirs.fileno(), *inherited),
             process_group=0,  # Ctrl-C goes to the daemon alone
@@ -231,19 +226,18 @@ async def running_child(
     logger: logging.Logger,
     threads: int = 0,
     inherited: Sequence[int] = (),
-    log_path: str | None = None,
     spawned: Spawned | None = None,
 ) -> AsyncIterator[Child[Report]]:
     """Run ``python PROGRAM PIPE ARGUMENT…``, where PIPE is the descriptor of its end; stop and reap it on leaving.
 
     unpack: of its reports, `Failed` among them. stop_s: from the order to stop to its end. threads: for its arithmetic,
-    0 for as many as its libraries like. inherited: descriptors that it gets beside the pipe. Its output goes to the
-    file `log_path`, or else to `logger`, line by line. spawned: one that was spawned so already, to be run.
+    0 for as many as its libraries like. inherited: descriptors that it gets beside the pipe. Its output goes to
+    `logger`, line by line. spawned: one that was spawned so already, to be run.
 
     The body must not let `ChildDied` or `ChildRaised` out: around it is a nursery, which would wrap them in a group.
     """
     if spawned is None:
-        spawned = await spawn(program, *arguments, threads=threads, inherited=inherited, log_path=log_path)
+        spawned = await spawn(program, *arguments, threads=threads, inherited=inherited)
     process = spawned.process
     child = Child(process, spawned.stream, unpack=unpack, stop_s=stop_s)
     async with trio.open_nursery() as nursery:

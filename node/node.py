@@ -146,7 +146,7 @@ class Node:
         self.traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
         self.is_follower = is_follower(config, chain, identity.peer_id)
         self.members = members = self._make_members(config, host, Sealer(identity, manifest.swarm_id, boot), chain)
-        links, linked = members.links, members.links.linked
+        linked = members.links.linked
         self.finding = Finding(folder=folder, config=config, host=host, members=members, on_progress=on_progress)
         self.lane_requests = LaneRequests(host, lanes, linked)
         # -- what trains
@@ -164,7 +164,6 @@ class Node:
                 cache=cache,
                 catchup=catchup,
                 earlier=EarlierStates(folder, chain=chain, cache=cache, outer=outer),
-                links=links,
                 key_use=self.key_use,
                 holds=holds,
                 log=round_log,

@@ -114,21 +114,9 @@ class NeedState:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The lead proposed another digest than this node computed from the same plan: no vote; one of them must heal.
-
-    `report` is None for a rollback to a state that has another digest here.
-    """
+    """The lead proposed another digest than this node computed from the same plan: no vote; one of them must heal."""
 
     value: Value
-    report: Report | None
-
-
-@dataclass(frozen=True, slots=True)
-class FreeToPlan:
-    """This node leads `view` and nothing binds it: it may plan. `reports` are finals that voters of the view hold."""
-
-    view: int
-    reports: tuple[Report, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +126,7 @@ class Decided:
     certificate: Certificate
 
 
-AgreementEffect = Persist | Broadcast | NeedFinals | NeedState | NeedEvidence | Mismatch | FreeToPlan | Decided
+AgreementEffect = Persist | Broadcast | NeedFinals | NeedState | NeedEvidence | Mismatch | Decided
 
 
 class Standing(enum.Enum):
@@ -664,7 +652,7 @@ class Agreement:
         # Not an exception: one would take along the promise or proposal that led here, unwritten.
         told = view in self._mismatched
         self._mismatched.add(view)
-        return [] if told else [Mismatch(value, report)]
+        return [] if told else [Mismatch(value)]
 
     def _refuse(self, view: int, value: Value) -> bool:
         """Refuse a free proposal whose members are not who they have to be, as far as was heard here, or whose plan
@@ -736,10 +724,8 @@ class Agreement:
         moves, highest = make_moves(changes, self._leave_signatures), highest_of(changes.values())
         if highest is not None:
             return self._propose(highest.value, moves, highest.prepared)
-        if self.view in self._freed:
-            return []
-        self._freed[self.view] = moves
-        return [FreeToPlan(self.view, tuple(c.report for c in changes.values() if c.report is not None))]
+        self._freed.setdefault(self.view, moves)
+        return []
 
     def _tally(self, view: int, value_hash: bytes) -> list[AgreementEffect]:
         """Form the certificate when the votes of one view for one value are a quorum."""

@@ -110,13 +110,7 @@ class RolloutsSection(Message, frozen=True, kw_only=True):
         int, Meta(ge=0, le=1000, description="An offered group may be taken for so many of the taker's rounds.")
     ] = 4
     adaptive: bool = False
-    sampling: Annotated[
-        Literal["uniform", "weighted"],
-        Meta(
-            description="Which offered groups are taken: uniform over those whose rewards vary, or weighted by the "
-            "variance that was announced."
-        ),
-    ] = "uniform"
+    sampling: Literal["uniform"] = "uniform"
     external_terms: Annotated[
         Literal["naive", "positive", "tis"],
         Meta(

@@ -36,6 +36,9 @@ WITHDRAWN: Final[Mapping[tuple[str, str], Withdrawn]] = {
     ("rollouts", "adaptive"): Withdrawn(
         stays=False, advice="a node takes as many groups of others as `external` says; leave the key out"
     ),
+    ("rollouts", "sampling"): Withdrawn(
+        stays="uniform", advice="groups are drawn uniformly from those whose rewards vary; leave the key out"
+    ),
     ("rollouts", "external_terms"): Withdrawn(gone="damped", advice='take "positive", which did better'),
 }
 """By section and key."""

@@ -156,10 +156,9 @@ class Died(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Revived(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`peer` is alive after all, having been suspected or dead (`was`)."""
+    """`peer` is alive after all, having been suspected or dead."""
 
     peer: PeerId
-    was: State
 
 
 class Refute(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -395,7 +394,7 @@ class MembershipMachine:
         if watched is None:
             if peer != self.me and self._has_room(peer):
                 self._peers[peer] = _Watched(incarnation, heard_at=now, asked_at=-math.inf, cut=True)
-                return [Revived(peer=peer, was=_DEAD)]
+                return [Revived(peer=peer)]
             return []
         watched.incarnation = max(watched.incarnation, incarnation)
         return self._happens(peer, watched, Event.REFUTED, now)
@@ -659,7 +658,7 @@ class MembershipMachine:
             watched.heard_at = now
             watched.excuses = 0
             if was is not _ALIVE:
-                effects.append(Revived(peer=peer, was=was))
+                effects.append(Revived(peer=peer))
         elif watched.state is _SUSPECT and was is _ALIVE:
             watched.probe = None
             watched.suspect_until = now + self._waited_s(SUSPICION_S, watched, now)

@@ -47,22 +47,16 @@ MISSING_WINDOW = 1024
 """The distance behind an origin's newest number within which the missing ones are asked for."""
 STRANGERS_SHARE = 0.5
 """Of the book's offers: of all who never proved anything, together."""
+OFFER_LIMIT = 16_384
+PEER_OFFER_LIMIT = 2_048
+ANNOUNCEMENTS_PER_S, ANNOUNCEMENTS_BURST = 100.0, 400.0
+"""Of one peer."""
 HOLDER_LIMIT = 8
 """Peers noted as holders of one group, next to its origin."""
 
 
 OfferKey = tuple[PeerId, bytes]
 """Who offers a group, and its digest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookLimits:
-    """Offers held in all and of one peer; announcements per second and in a burst of one peer."""
-
-    offers: int = 16_384
-    offers_per_peer: int = 2_048
-    per_second: float = 100.0
-    burst: float = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,21 +125,18 @@ class OfferBook:
         self,
         swarm_id: SwarmId,
         me: PeerId,
-        limits: BookLimits | None = None,
         *,
         rank: Callable[[PeerId], Rank] = lambda peer: Rank.STRANGER,
     ) -> None:
         self._rank = rank
         self._swarm_id = swarm_id
         self._me = me
-        self._limits = limits or BookLimits()
         self._origins: dict[PeerId, _Origin] = {}
         self._offers: OrderedDict[OfferKey, Offer] = OrderedDict()
         self._offered_by: dict[bytes, list[PeerId]] = {}
         self._seeds: set[tuple[PeerId, int]] = set()
         self._holders: dict[bytes, list[PeerId]] = {}
         self._heard = 0
-        self.crowded_out = 0
 
     def __len__(self) -> int:
         return len(self._offers)
@@ -265,7 +256,7 @@ class OfferBook:
             raise RolloutError("speaks as this node itself", reason=Reason.FORGED, peer=peer)
         if len(self._origins) >= ORIGIN_LIMIT:
             self._forget_idle_origin(peer)
-        made = _Origin(TokenBucket(self._limits.per_second, self._limits.burst, now))
+        made = _Origin(TokenBucket(ANNOUNCEMENTS_PER_S, ANNOUNCEMENTS_BURST, now))
         self._origins[peer] = made
         return made
 
@@ -279,9 +270,9 @@ class OfferBook:
         del self._origins[gone]
 
     def _insert(self, offer: Offer, origin: _Origin) -> None:
-        if len(origin.offers) >= self._limits.offers_per_peer:
+        if len(origin.offers) >= PEER_OFFER_LIMIT:
             self._crowd_out(origin)
-        elif len(self._offers) >= self._limits.offers:
+        elif len(self._offers) >= OFFER_LIMIT:
             self._crowd_out(self._largest())
         self._offers[offer.key] = offer
         self._offered_by.setdefault(offer.digest, []).append(offer.origin)
@@ -292,12 +283,11 @@ class OfferBook:
         """Find the origin that has the most offers; among strangers alone, where these have more than their share."""
         strangers = [origin for origin in self._origins.values() if origin.rank is Rank.STRANGER]
         of_strangers = sum(len(origin.offers) for origin in strangers)
-        crowd = strangers if of_strangers > STRANGERS_SHARE * self._limits.offers else self._origins.values()
+        crowd = strangers if of_strangers > STRANGERS_SHARE * OFFER_LIMIT else self._origins.values()
         return max(crowd, key=lambda origin: len(origin.offers))
 
     def _crowd_out(self, origin: _Origin) -> None:
         self._drop(next(iter(origin.offers)))
-        self.crowded_out += 1
 
     def _drop(self, key: OfferKey) -> None:
         offer = self._offers.pop(key)

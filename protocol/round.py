@@ -37,10 +37,8 @@ from shoal.protocol.agreement import (
     STEPS,
     VIEWS_AHEAD_LIMIT,
     Agreement,
-    AgreementEffect,
     Broadcast,
     DurableRecord,
-    FreeToPlan,
 )
 from shoal.protocol.amending import AmendConsent, InForce, make_amend_consent
 from shoal.protocol.certificate import LeaveCost, leave_cost
@@ -201,7 +199,7 @@ class RoundMachine:
         """Take up what this node bound itself to before a restart; says it again, and does what follows from it."""
         self.agreement.restore(records)
         said = [Broadcast(message) for message in self.agreement.current()]
-        return [*said, *self._of_agreement(self.agreement.resume())]
+        return [*said, *self.agreement.resume()]
 
     def ready(self, ready: Ready, now: float) -> list[Effect]:
         """Announce this node's role or its finished contribution, in this machine's life."""
@@ -227,7 +225,7 @@ class RoundMachine:
             ours = self.plan is not None and self.plan.hash == report.plan
             participants = [p.peer for p in self.plan.participants] if ours and self.plan is not None else ()
         effects: list[Effect] = [Broadcast(self.agreement.sign_report(report))]
-        effects += self._of_agreement(self.agreement.computed(report, participants, counted))
+        effects += self.agreement.computed(report, participants, counted)
         return [*effects, *self.tick(now)]
 
     def stalled(self, peers: Iterable[PeerId], late: Iterable[PeerId], now: float) -> list[Effect]:
@@ -292,17 +290,17 @@ class RoundMachine:
 
     def leave(self, now: float) -> list[Effect]:
         """Promise to take no further part, if that is still possible in this round."""
-        return [*self._of_agreement(self.agreement.leave()), *self.tick(now)]
+        return [*self.agreement.leave(), *self.tick(now)]
 
     def holds(self, target: Target, digest: bytes, now: float) -> list[Effect]:
         """The state of `target` is on disk here, and has this digest: this node may propose to go back, and vote so."""
-        return [*self._of_agreement(self.agreement.holds(target, digest)), *self.tick(now)]
+        return [*self.agreement.holds(target, digest), *self.tick(now)]
 
     def proven(self, evidence: bytes, accused: PeerId, now: float) -> list[Effect]:
         """Evidence of that digest is verified here, and no ban covers it: the accused is planned no more but banned."""
         self._facts.proven[evidence] = accused
         self._gathering.shunned.add(accused)
-        return [*self._of_agreement(self.agreement.proven(evidence, accused)), *self.tick(now)]
+        return [*self.agreement.proven(evidence, accused), *self.tick(now)]
 
     def consent(self, target: Target, *, asked: bool, now: float) -> list[Effect]:
         """Say that this voter would go back to `target`; `asked`: its own user wants that. No effect if it said so."""
@@ -460,7 +458,7 @@ class RoundMachine:
 
     def _receive_change(self, sender: PeerId, change: ViewChange, _now: float) -> list[Effect]:
         self._facts.take_change(sender, change)
-        return self._of_agreement(STEPS[ViewChange](self.agreement, sender, change))
+        return [*STEPS[ViewChange](self.agreement, sender, change)]
 
     def _receive_plan(self, sender: PeerId, plan: Plan, now: float) -> list[Effect]:
         if plan == self.plan and sender == plan.planner:
@@ -476,7 +474,7 @@ class RoundMachine:
         follows = not self._is_of_earlier_life(plan) and self._knows_origin(plan)
         effects = self._adopt(plan, now) if follows else []
         # A lead plans in a later view only once a quorum moved there, as it shows, whether or not this node heard them.
-        return [*self._of_agreement(self.agreement.move_to(plan.view)), *effects]
+        return [*self.agreement.move_to(plan.view), *effects]
 
     def _check_admitted(self, sender: PeerId, plan: Plan) -> None:
         outside = self._facts.outside
@@ -517,7 +515,7 @@ class RoundMachine:
         planned = self.plan is not None and (self.plan.view, self.plan.attempt) >= (message.view, message.attempt)
         if not self._in_reach(message.view) or planned:
             return []
-        effects = self._of_agreement(self.agreement.move_to(message.view))
+        effects: list[Effect] = [*self.agreement.move_to(message.view)]
         # Who has not seen what began the reduction will not follow its revisions: its silence is waited for and ends.
         follows = self.me not in message.evicted and message.lineage in self._origins
         if follows and self._is_news(sender, message):
@@ -609,7 +607,7 @@ class RoundMachine:
             self._asked_at = now
         elif now >= self._asked_at + RESEND_S:
             self._asked_at = now
-            effects += self._of_agreement(self.agreement.resume())
+            effects += self.agreement.resume()
         return effects
 
     def _is_waited_for(self) -> bool:
@@ -619,10 +617,6 @@ class RoundMachine:
             return False
         return facts.remaining(plan) - {self.me} <= facts.reports.get(plan.hash, {}).keys()
 
-    def _of_agreement(self, effects: Iterable[AgreementEffect]) -> list[Effect]:
-        # FreeToPlan needs no carrying out: `Lead` asks the agreement itself whether it may plan.
-        return [effect for effect in effects if not isinstance(effect, FreeToPlan)]
-
     def _lead_on(self, now: float) -> list[Effect]:
         order = self._lead.next_order(now, view_since=self._watch.stage_since)
         if isinstance(order, Plan):
@@ -630,7 +624,7 @@ class RoundMachine:
             return [Broadcast(order), *self._adopt(order, now)]
         if isinstance(order, Eviction):
             return [Broadcast(self._announcement(order)), CloseOff(order.lineage, order.evicted)]
-        return [] if order is None else self._of_agreement(self.agreement.propose(order))
+        return [] if order is None else [*self.agreement.propose(order)]
 
     def _announcement(self, eviction: Eviction) -> Evict:
         return Evict(
@@ -646,7 +640,7 @@ class RoundMachine:
 
     def _watch_lead(self, now: float) -> list[Effect]:
         view = self._watch.wanted_view(now)
-        return [] if view is None else self._of_agreement(self.agreement.move_to(view))
+        return [] if view is None else [*self.agreement.move_to(view)]
 
 
 def _ends(way: RelayedWay) -> frozenset[int]:
@@ -708,7 +702,7 @@ def _agreed(kind: type[Message], senders: Senders = Senders.VOTERS) -> Rule:
     step = STEPS[kind]
 
     def agree(machine: RoundMachine, sender: PeerId, message: Any, _now: float) -> list[Effect]:
-        return machine._of_agreement(step(machine.agreement, sender, message))
+        return [*step(machine.agreement, sender, message)]
 
     return Rule(senders, agree)
 

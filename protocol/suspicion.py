@@ -7,7 +7,6 @@ No electorate, plan or vote depends on a score: of what is not proven everybody 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from shoal.protocol.identity import PeerId
 
@@ -48,7 +47,3 @@ class Suspicion:
         points, at = self._points.get(peer, (0.0, now))
         left: float = points * 0.5 ** (max(0.0, now - at) / self._half_life)
         return left if left >= FORGOTTEN else 0.0
-
-    def least_first(self, peers: Iterable[PeerId], now: float) -> list[PeerId]:
-        """`peers`, those with the least against them first."""
-        return sorted(peers, key=lambda peer: (self.of(peer, now), peer))

@@ -22,7 +22,7 @@ import trio
 from shoal.protocol.address import Address, CircuitAddress, parse_any
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.limits import Rates
-from shoal.swarm.reaching.networks import in_dialling_order, is_private, own_hosts, own_networks
+from shoal.swarm.reaching.networks import in_dialling_order, is_loopback, is_private, own_hosts, own_networks
 
 ADDRESSES_LIMIT = 8
 TARGET_PER_S, TARGET_BURST = 1 / 15, 16.0
@@ -64,15 +64,15 @@ class DialTargets:
 def worth_dialling(addresses: Sequence[str]) -> tuple[str, ...]:
     """Of what one peer is said to have, what is tried, in that order. What is no address is left in."""
     hosts = {host for text in addresses if (host := _host(text)) is not None}
-    mine = own_hosts() if any(_is_loopback(host) for host in hosts) else frozenset[str]()
-    here = all(_is_loopback(host) or host in mine for host in hosts)
+    mine = own_hosts() if any(is_loopback(host) for host in hosts) else frozenset[str]()
+    here = all(is_loopback(host) or host in mine for host in hosts)
     public = any(not is_private(host) for host in hosts)
     networks = own_networks() if public and any(map(is_private, hosts)) else ()
 
     def may(host: str | None) -> bool:
         if host is None:
             return True
-        if _is_loopback(host):
+        if is_loopback(host):
             return here
         return not (public and is_private(host)) or any(ipaddress.ip_address(host) in network for network in networks)
 
@@ -99,7 +99,3 @@ def _is_name(host: str) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host).is_loopback

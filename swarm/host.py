@@ -40,7 +40,7 @@ from shoal.swarm.limits import (
 )
 from shoal.swarm.muxer import Muxer
 from shoal.swarm.net_stream import AnyStream, NetStream, peer_of
-from shoal.swarm.reaching.circuit_relay import CircuitLimits, CircuitRelay
+from shoal.swarm.reaching.circuit_relay import CircuitRelay
 from shoal.swarm.reaching.circuits import Circuits
 from shoal.swarm.reaching.dial_back_probes import DialBackProbes
 from shoal.swarm.reaching.networks import has_network, is_loopback, reachable_addresses
@@ -93,7 +93,6 @@ class Host:
         identity: Identity,
         listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
         connection_limit: int = CONNECTION_LIMIT,
-        circuit_limits: CircuitLimits | None = None,
         boot: int = 0,
     ) -> None:
         """boot: how often this node started; what it publishes is newer than what it did before.
@@ -149,7 +148,7 @@ class Host:
         self.circuits = Circuits(self._network, self._libp2p, self.refusals)
         self.circuits.lets_in = lambda relay, caller: self._door.lets_call(relay, caller)
         self.circuits.is_member = self._may_belong
-        self.relay = CircuitRelay(self._network, self._libp2p, circuit_limits)
+        self.relay = CircuitRelay(self._network, self._libp2p)
         self.dial_back_probes = DialBackProbes()
         self._gossip = Gossip(self._libp2p, self.traffic, peer_limits, self._memory, boot=boot)
         self._bound: list[tuple[str, int]] = []

@@ -18,7 +18,6 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -28,7 +27,7 @@ from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.group_pull import Ask, Budget, Came, GroupPull, LeftAlone, Tally, Wait
 from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import Rates
-from shoal.protocol.offer_book import BookLimits, Offer, OfferBook
+from shoal.protocol.offer_book import ANNOUNCEMENTS_PER_S, Offer, OfferBook
 from shoal.protocol.offer_catch_up import ANSWERS_PER_TURN, OfferCatchUp
 from shoal.protocol.offer_news import NEWS_ANSWERS_PER_TURN, NEWS_PERIOD_S, OfferNews
 from shoal.protocol.places import Rank
@@ -77,28 +76,21 @@ CHUNK_MESSAGE_LIMIT_BYTES = CHUNK_LIMIT_BYTES + 128
 REQUEST_COST_BYTES = 4096
 """The cost of a request in its peer's quota of bytes, whatever the answer."""
 BUSY_PAUSE_S = 0.2
+MESSAGES_PER_S, MESSAGES_BURST = 10.0, 50.0
+"""Of gossip, from one peer."""
+SERVED_BYTES_PER_S, SERVED_BURST_BYTES = float(8 << 20), float(16 << 20)
+"""To one peer."""
+ANSWER_LIMIT = 32
+"""Chunks that are sent at once."""
+FETCH_LIMIT = 8
+"""Groups that are fetched at once."""
+CHUNK_DEADLINE_S = 10.0
+GROUP_DEADLINE_S = 20.0
+"""For a group from one server."""
+LEFT_ALONE_S = 30.0
+"""Of a server that failed."""
 SLOW_S = 1.0
 """A server that was silent for so long when its answer was waited for no more is left alone as one that failed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeLimits:
-    """Per peer: gossip messages and bytes served, per second and in a burst. In all: answers and fetches at once.
-
-    chunk_deadline_s: for one chunk of at most 256 KiB; group_deadline_s: for a group from one server. pause_s: how long
-    a failing server is left alone.
-    """
-
-    book: BookLimits = field(default_factory=BookLimits)
-    messages_per_second: float = 10.0
-    messages_burst: float = 50.0
-    served_bytes_per_second: float = 8 << 20
-    served_bytes_burst: float = 16 << 20
-    answers: int = 32
-    fetches: int = 8
-    chunk_deadline_s: float = 10.0
-    group_deadline_s: float = 20.0
-    pause_s: float = 30.0
 
 
 class Holdings(Protocol):
@@ -107,8 +99,8 @@ class Holdings(Protocol):
     def get(self, digest: bytes) -> bytes | None:
         """The bytes of a group."""
 
-    def keep(self, digest: bytes, data: bytes) -> None:
-        """Hold a group, own or pulled, for as long as it may."""
+    def keep(self, digest: bytes, data: bytes) -> bool:
+        """Hold a group, own or pulled, for as long as it may; return whether it is held."""
 
 
 class RolloutExchange:
@@ -135,10 +127,8 @@ class RolloutExchange:
         pulled: Callable[[bytes], None] = lambda digest: None,
         ignored: Callable[[PeerId], bool] = lambda peer: False,
         blame: Callable[[PeerId, Reason], None] = lambda peer, reason: None,
-        limits: ExchangeLimits | None = None,
     ) -> None:
-        limits = limits or ExchangeLimits()
-        self.book = OfferBook(swarm_id, sealer.peer_id, limits.book, rank=rank)
+        self.book = OfferBook(swarm_id, sealer.peer_id, rank=rank)
         self.rejected: Counter[Reason] = Counter()
         self.announcements_sent = 0
         self.announcements_received = 0
@@ -154,10 +144,9 @@ class RolloutExchange:
         self._pulled = pulled
         self._ignored = ignored
         self._blame = blame
-        self._limits = limits
         self._outbox, self._to_publish = trio.open_memory_channel[tuple[bool, bytes]](OUTBOX_LIMIT_ITEMS)
-        self._messages: Rates[PeerId] = Rates(limits.messages_per_second, limits.messages_burst)
-        self._served: Rates[PeerId] = Rates(limits.served_bytes_per_second, limits.served_bytes_burst)
+        self._messages: Rates[PeerId] = Rates(MESSAGES_PER_S, MESSAGES_BURST)
+        self._served: Rates[PeerId] = Rates(SERVED_BYTES_PER_S, SERVED_BURST_BYTES)
         self._catch_up = CatchUp(
             host=host,
             protocol=f"{CATCH_UP_PROTOCOL}/{swarm_id.hex()[:16]}",
@@ -172,8 +161,8 @@ class RolloutExchange:
         self._news_protocol = f"{NEWS_PROTOCOL}/{swarm_id.hex()[:16]}"
         self._me, self._swarm_id = sealer.peer_id, swarm_id
         self._answering = 0
-        self._fetching = trio.Semaphore(limits.fetches)
-        self._left_alone = LeftAlone(limits.pause_s)
+        self._fetching = trio.Semaphore(FETCH_LIMIT)
+        self._left_alone = LeftAlone(LEFT_ALONE_S)
         self._tally = Tally()
 
     @property
@@ -208,7 +197,7 @@ class RolloutExchange:
     # -- announcing ------------------------------------------------------------------------------------------
 
     async def announce(self, announcement: Announcement, group: bytes) -> None:
-        """Hold this encoded group of this node's and announce it.
+        """Hold this encoded group of this node's and announce it; one that cannot be held is not announced.
 
         Waits while OUTBOX_LIMIT_ITEMS announcements wait to be published. Raises LocalError for an announcement that is
         out of range, or of another group. Cancellation: held, and either announced or not.
@@ -216,7 +205,8 @@ class RolloutExchange:
         if announcement.digest != digest_of(group) or announcement.size_bytes != len(group):
             raise LocalError("an announcement of another group than the one beside it")
         sealed = seal_announcement(self._sealer, announcement)
-        self._holdings.keep(announcement.digest, group)
+        if not self._holdings.keep(announcement.digest, group):
+            return
         self._catch_up.note(peek_announcement(sealed).seq, sealed, self._round_number())
         self._news.note(sealed)
         await self._outbox.send((True, sealed))
@@ -232,7 +222,7 @@ class RolloutExchange:
 
     async def _publish(self) -> None:
         """One message per period, with no more announcements than a receiver's quota lets through."""
-        batch_items = max(1, min(BATCH_LIMIT_ITEMS, int(self._limits.book.per_second * ANNOUNCE_PERIOD_S)))
+        batch_items = max(1, min(BATCH_LIMIT_ITEMS, int(ANNOUNCEMENTS_PER_S * ANNOUNCE_PERIOD_S)))
         while True:
             news = [await self._to_publish.receive()]
             await trio.sleep(ANNOUNCE_PERIOD_S)
@@ -367,13 +357,11 @@ class RolloutExchange:
         except RolloutError as error:
             self._reject(error)
             raise
-        if self._answering >= self._limits.answers:
-            answer = GroupChunk(status="busy")
-        else:
-            answer = self._chunk(stream.peer, request)
+        is_busy = self._answering >= ANSWER_LIMIT
+        answer = GroupChunk(status="busy") if is_busy else self._chunk(stream.peer, request)
         self._answering += 1
         try:
-            await stream.send(canonical(answer), deadline_s=self._limits.chunk_deadline_s)
+            await stream.send(canonical(answer), deadline_s=CHUNK_DEADLINE_S)
         finally:
             self._answering -= 1
 
@@ -427,8 +415,7 @@ class RolloutExchange:
             data = await self._from_anyone(offer, budget)
             if data is None:
                 continue
-            if maker_of(data) in {offer.origin for offer in offers}:
-                self._holdings.keep(digest, data)
+            if maker_of(data) in {offer.origin for offer in offers} and self._holdings.keep(digest, data):
                 self._announce_held(digest)
             return data
         return None
@@ -438,7 +425,7 @@ class RolloutExchange:
         pull = GroupPull(
             offer,
             servers=partial(self._servers, offer),
-            deadline_s=self._limits.group_deadline_s,
+            deadline_s=GROUP_DEADLINE_S,
             budget=budget,
             tally=self._tally,
         )
@@ -509,7 +496,7 @@ class RolloutExchange:
                 ask.peer,
                 self._protocol,
                 canonical(ask.request),
-                deadline_s=self._limits.chunk_deadline_s,
+                deadline_s=CHUNK_DEADLINE_S,
                 limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES,
             )
         return decode_chunk(answer, peer=ask.peer)

@@ -121,7 +121,6 @@ class MemberSharing:
             trust=self._trust,
             seed=seed,
             staleness_rounds=KEPT_ROUNDS,
-            weighting="uniform",
         )
         self._round = 0
         self._refused: Counter[str] = Counter()

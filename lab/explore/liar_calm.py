@@ -14,7 +14,6 @@ from shoal.protocol.agreement import (
     AgreementEffect,
     Broadcast,
     Decided,
-    FreeToPlan,
     Mismatch,
     NeedFinals,
     Persist,
@@ -110,7 +109,7 @@ class Calm:
                 self._tell(position, effect.message)
             elif isinstance(effect, NeedFinals):
                 self._act(position, self._machines[position].computed(self._members.values.report(effect.value)))
-            elif not isinstance(effect, Persist | Decided | Mismatch | FreeToPlan):
+            elif not isinstance(effect, Persist | Decided | Mismatch):
                 raise LocalError(f"nothing here does {type(effect).__name__}")
 
     def _tell(self, position: int, message: Message) -> None:

@@ -44,7 +44,6 @@ from shoal.protocol.agreement import (
     AgreementEffect,
     Broadcast,
     Decided,
-    FreeToPlan,
     Mismatch,
     NeedFinals,
     NeedState,
@@ -75,7 +74,7 @@ from shoal.protocol.voting import FaultModel, Voting
 
 MakeAgreement = Callable[[Identity, Value, Voting], Agreement]
 
-PASSED_OVER = NeedFinals | NeedState | Mismatch | FreeToPlan
+PASSED_OVER = NeedFinals | NeedState | Mismatch
 """Effects of an agreement that are asked of it when a member computes or proposes, and digests of a liar's own."""
 
 # What a machine holds that is no part of its state: who it is, and what it can fetch or form again at any time.

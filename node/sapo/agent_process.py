@@ -64,15 +64,7 @@ class Agent:
         section = begin.rollouts
         draw = partial(source.draw, begin.swarm_id, begin.me)
         factory = load_policy(begin.policy, begin.options)
-        policy = factory.build(
-            PolicyLimits(
-                seed=begin.seed,
-                completion_tokens=section.completion_tokens,
-                temperature=section.temperature,
-                device=begin.device,
-                data=begin.data,
-            )
-        )
+        policy = factory.build(PolicyLimits.of(section, seed=begin.seed, device=begin.device, data=begin.data))
         self.learner = Learner(
             policy,
             LearnerSettings(

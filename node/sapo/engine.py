@@ -464,7 +464,6 @@ class RolloutEngine:
             trust=self._trust,
             seed=assigned_seed(manifest.swarm_id, self._p.identity.peer_id, manifest.workload.seed, 1),
             staleness_rounds=section.staleness_rounds,
-            weighting=section.sampling,
         )
 
     def _ready_intake(self) -> Intake:

@@ -49,15 +49,8 @@ class FollowingSampler(Sampler):
         """Raises ConfigError for a policy that no engine reads."""
         if begin.averages is None:
             raise LocalError("an engine is to follow, and policies are not averaged")
-        policy = load_policy(begin.policy, begin.options).build(
-            PolicyLimits(
-                seed=begin.seed,
-                completion_tokens=begin.rollouts.completion_tokens,
-                temperature=begin.rollouts.temperature,
-                device="cpu",
-                data=begin.data,
-            )
-        )
+        limits = PolicyLimits.of(begin.rollouts, seed=begin.seed, device="cpu", data=begin.data)
+        policy = load_policy(begin.policy, begin.options).build(limits)
         if not isinstance(policy, ExportingPolicy):
             raise ConfigError(
                 f"--engine: the policy {begin.policy!r} has no format that an engine reads; without --engine the node "

@@ -16,8 +16,6 @@ from shoal.node.sapo.tasks import TaskChoice, TaskFamily
 from shoal.protocol.errors import ConfigError, did_you_mean
 from shoal.protocol.manifest_rollouts import TaskEntry
 
-__all__ = ["GROUP", "check_name", "installed_families", "load_choices", "load_family"]
-
 GROUP = "shoal.tasks"
 
 

@@ -30,8 +30,6 @@ from shoal.node.sapo.scorers import ANSWER_LIMIT_CHARS, SCORERS, SCORERS_VERSION
 from shoal.node.sapo.tasks import Config, Task, TaskFamily, answer_in, pack_config, unpack_config
 from shoal.protocol.errors import ConfigError, LocalError, did_you_mean
 
-__all__ = ["GymFamily"]
-
 DISTRIBUTION = "reasoning-gym"
 CACHED_ENTRIES = 256
 SETTING_FLOOR = 10

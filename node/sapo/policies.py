@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from shoal.node.named_code import import_class, made
 from shoal.node.training.trainer_messages import Scalar
 from shoal.protocol.errors import ConfigError, did_you_mean
+from shoal.protocol.manifest_rollouts import RolloutsSection
 
 if TYPE_CHECKING:
     from shoal.node.sapo.policy import Policy
@@ -41,6 +42,17 @@ class PolicyLimits:
     temperature: float
     device: str = "auto"
     data: str | None = None
+
+    @classmethod
+    def of(cls, section: RolloutsSection, *, seed: int, device: str, data: str | None) -> PolicyLimits:
+        """The demands of a swarm whose rollouts are as `section` says."""
+        return cls(
+            seed=seed,
+            completion_tokens=section.completion_tokens,
+            temperature=section.temperature,
+            device=device,
+            data=data,
+        )
 
 
 class PolicyFactory(Protocol):

@@ -75,15 +75,9 @@ def build_policy(manifest: Manifest, *, data: str | None) -> Policy:
         raise ConfigError(
             "this swarm shares no rollouts, so it has no policy; give a manifest with a section [rollouts]"
         )
-    return load_policy(manifest.workload.name, manifest.workload.options).build(
-        PolicyLimits(
-            seed=manifest.workload.seed,
-            completion_tokens=section.completion_tokens,
-            temperature=section.temperature,
-            device="cpu",
-            data=data,
-        )
-    )
+    workload = manifest.workload
+    limits = PolicyLimits.of(section, seed=workload.seed, device="cpu", data=data)
+    return load_policy(workload.name, workload.options).build(limits)
 
 
 def _export_own_format(policy: Policy, folder: Path) -> bool:

@@ -25,8 +25,6 @@ import struct
 import sys
 from collections.abc import Callable
 
-__all__ = ["SandboxError", "limit_resources", "lock", "own_namespaces", "self_test"]
-
 ADDRESS_SPACE_EXTRA_BYTES = 512 << 20
 """The most that a text may make the process allocate beyond what it has when it is locked."""
 

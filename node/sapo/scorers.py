@@ -36,8 +36,6 @@ from typing import Any
 from shoal.node.sapo.scorers_algebra import ExpressionError, derivative, number, polynomial
 from shoal.node.sapo.scorers_logic import FormulaError, is_atom, truth_table, truth_table_width
 
-__all__ = ["ANSWER_LIMIT_CHARS", "SCORERS", "SCORERS_VERSION"]
-
 SCORERS_VERSION = 2
 """Part of each family's version: rewards of other versions do not mix."""
 

@@ -1,9 +1,7 @@
 """The choice of the groups that a node pulls: the J external groups of its round, and what replaces those it refuses.
 
 Only announcements are looked at, so this is done in the daemon, which has them. Groups whose announced rewards do not
-vary are left out before sampling, since their advantages are zero. Over what is left the choice is uniform, as in the
-paper, or weighted by informativeness: by the announced variance, which for rewards of 0 and 1 is largest where half of
-the completions succeed.
+vary are left out before sampling, since their advantages are zero. Over what is left the choice is uniform.
 
 `Intake` is the whole way without IO. Whoever drives it pulls what it wants, and has the agent judge what came:
 
@@ -22,7 +20,7 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -35,8 +33,6 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer, OfferKey
 from shoal.protocol.rollouts import COMPLETION_LIMIT, Reason
 from shoal.protocol.wire import SwarmId
-
-Weighting = Literal["uniform", "weighted"]
 
 VARIANCE_LEAST = 1e-8
 """A reward variance up to this is none."""
@@ -75,14 +71,13 @@ class Tasks:
 
 
 class Selector:
-    """Filters offers and draws from them."""
+    """Filters offers."""
 
-    def __init__(self, tasks: Tasks, trust: Trust, *, weighting: Weighting, staleness_rounds: int) -> None:
+    def __init__(self, tasks: Tasks, trust: Trust, *, staleness_rounds: int) -> None:
         """`trust`: of whom nothing is drawn, and where a task that its origin was not assigned counts as a fault.
 
         staleness_rounds: the most of this node's rounds since an offer arrived.
         """
-        self._weighting = weighting
         self._staleness_rounds = staleness_rounds
         self._tasks = tasks
         self._trust = trust
@@ -124,15 +119,6 @@ class Selector:
         self._counted = counted
         self._own_tasks &= {offer.key for offer in offers}
         return self._latest(kept), rejected
-
-    def draw(self, offers: Iterable[Offer], count: int, rng: random.Random) -> list[Offer]:
-        """Return up to `count` of these offers, without repetition, in the order of the draw."""
-        offers = list(offers)
-        if self._weighting == "uniform":
-            return rng.sample(offers, min(count, len(offers)))
-        # Efraimidis and Spirakis 2006: the largest u^(1/w) are a weighted sample without replacement.
-        keys = [(rng.random() ** (1 / offer.announcement.reward_variance), at) for at, offer in enumerate(offers)]
-        return [offers[at] for _, at in sorted(keys, reverse=True)[:count]]
 
     def _reason_against(self, offer: Offer, round_number: int) -> Reason | None:
         announcement = offer.announcement
@@ -212,15 +198,13 @@ class RoundIntake:
 class Intake:
     """One node's way from offers to judged groups; one draw at a time. What verdicts cost whom is decided here."""
 
-    def __init__(
-        self, tasks: Tasks, *, trust: Trust, seed: int, staleness_rounds: int, weighting: Weighting = "uniform"
-    ) -> None:
+    def __init__(self, tasks: Tasks, *, trust: Trust, seed: int, staleness_rounds: int) -> None:
         """`seed`: of the draws. The rest: see `Selector`."""
         self.trust = trust
         self.budget = ByteBudget()
         self.pulled: list[tuple[Offer, bytes]] = []
         """The groups that came and are to be judged, with their offers."""
-        self._selector = Selector(tasks, trust, weighting=weighting, staleness_rounds=staleness_rounds)
+        self._selector = Selector(tasks, trust, staleness_rounds=staleness_rounds)
         self._rng = random.Random(seed)
         self._used: OrderedDict[OfferKey, None] = OrderedDict()
         self._left: list[Offer] = []
@@ -241,7 +225,7 @@ class Intake:
             offers, round_number=round_number, used=self._used, policies=policies
         )
         self.rejected.update(left_out)
-        drawn = self._selector.draw(eligible, ATTEMPTS_PER_GROUP * count, self._rng)
+        drawn = self._rng.sample(eligible, min(ATTEMPTS_PER_GROUP * count, len(eligible)))
         self._left = drawn[count:]
         return self._want(drawn[:count])
 

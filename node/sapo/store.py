@@ -1,4 +1,4 @@
-"""The groups that this node holds, its own and those it pulled: in memory, and on disk across restarts.
+"""The groups that this node holds, its own and those it pulled: on disk, and so across restarts.
 
     <folder>/<round>/<digest in hex>    the bytes of one group, held since this node's round
 
@@ -19,52 +19,39 @@ from pathlib import Path
 from shoal.protocol.errors import StorageError
 from shoal.protocol.rollouts import GROUP_LIMIT_BYTES, digest_of
 
+DISK_LIMIT_BYTES = 512 << 20
+GROUP_LIMIT = 65_536
+HELD_ROUNDS = 1024
+"""Of this node's: those of one that only samples are much shorter than those of who takes its groups a few later."""
+
 logger = logging.getLogger(__name__)
 
 _ROUND = re.compile(r"0|[1-9][0-9]{0,18}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreLimits:
-    """Bytes in memory and on disk, groups in all, and for how many of this node's rounds a group is held.
-
-    Rounds of a node that only samples are much shorter than those of who takes groups, a few of its own rounds later.
-    """
-
-    memory_bytes: int = 64 << 20
-    disk_bytes: int = 512 << 20
-    groups: int = 65_536
-    rounds: int = 1024
-
-
 @dataclass(slots=True)
 class _Held:
     round: int
     size_bytes: int
-    on_disk: bool
 
 
 class GroupStore:
-    """Groups by digest. Without a folder it lives in memory alone."""
+    """Groups by digest."""
 
-    def __init__(self, folder: Path | None, *, limits: StoreLimits | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         """Take up what an earlier process of the node left. Raises StorageError if the folder cannot be used."""
         self._folder = folder
-        self._limits = limits or StoreLimits()
         self._round = 0
         self._held: OrderedDict[bytes, _Held] = OrderedDict()
-        self._memory: OrderedDict[bytes, bytes] = OrderedDict()
-        self.memory_bytes = 0
         self.disk_bytes = 0
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                self._take_up(folder)
-            except OSError as error:
-                raise StorageError(
-                    f"cannot use the rollout folder {folder}: {error.strerror}; check its owner, or name another"
-                ) from None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._take_up()
+        except OSError as error:
+            raise StorageError(
+                f"cannot use the rollout folder {folder}: {error.strerror}; check its owner, or name another"
+            ) from None
 
     def __len__(self) -> int:
         return len(self._held)
@@ -74,35 +61,28 @@ class GroupStore:
 
     def get(self, digest: bytes) -> bytes | None:
         """The bytes of a group, None if it is not held."""
-        if digest in self._memory:
-            self._memory.move_to_end(digest)
-            return self._memory[digest]
         held = self._held.get(digest)
         data = None if held is None else self._read(digest, held)
         if data is None and held is not None:
             self._drop(digest)
-        elif data is not None:
-            self._remember(digest, data)
         return data
 
-    def keep(self, digest: bytes, data: bytes) -> None:
-        """Hold a group, whose bytes the caller has checked, from this round on. A disk that fails is logged."""
-        if digest in self._held:
-            return
-        on_disk = self._write(digest, data)
-        self._held[digest] = _Held(round=self._round, size_bytes=len(data), on_disk=on_disk)
-        self.disk_bytes += len(data) if on_disk else 0
-        self._remember(digest, data)
-        while len(self._held) > self._limits.groups or self.disk_bytes > self._limits.disk_bytes:
-            self._drop(next(iter(self._held)))
+    def keep(self, digest: bytes, data: bytes) -> bool:
+        """Hold a group, whose bytes the caller has checked, from this round on; False where no disk takes it."""
+        if digest not in self._held:
+            if not self._write(digest, data):
+                return False
+            self._note(digest, _Held(round=self._round, size_bytes=len(data)))
+            self._make_room()
+        return True
 
     @property
     def oldest(self) -> int:
         """The round since which groups are held."""
-        return self._round - self._limits.rounds
+        return self._round - HELD_ROUNDS
 
     def advance(self, round_number: int) -> None:
-        """This node's round is now `round_number`: drop what was held for longer than the limit's rounds."""
+        """This node's round is now `round_number`: drop what was held for longer than HELD_ROUNDS."""
         self._round = max(self._round, round_number)
         oldest = self.oldest
         for digest in [digest for digest, held in self._held.items() if held.round < oldest]:
@@ -111,40 +91,33 @@ class GroupStore:
             if int(folder.name) < oldest:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    # -- memory ----------------------------------------------------------------------------------------------
-
-    def _remember(self, digest: bytes, data: bytes) -> None:
-        self._memory[digest] = data
-        self.memory_bytes += len(data)
-        while self.memory_bytes > self._limits.memory_bytes:
-            oldest, forgotten = self._memory.popitem(last=False)
-            self.memory_bytes -= len(forgotten)
-            if not self._held[oldest].on_disk:
-                del self._held[oldest]
+    def _note(self, digest: bytes, held: _Held) -> None:
+        self._held[digest] = held
+        self.disk_bytes += held.size_bytes
 
     def _drop(self, digest: bytes) -> None:
         held = self._held.pop(digest)
-        data = self._memory.pop(digest, b"")
-        self.memory_bytes -= len(data)
-        if held.on_disk:
-            self.disk_bytes -= held.size_bytes
-            _remove(self._path(digest, held.round))
+        self.disk_bytes -= held.size_bytes
+        _remove(self._path(digest, held.round))
+
+    def _make_room(self) -> None:
+        while len(self._held) > GROUP_LIMIT or self.disk_bytes > DISK_LIMIT_BYTES:
+            self._drop(next(iter(self._held)))
 
     # -- disk ------------------------------------------------------------------------------------------------
 
     def _path(self, digest: bytes, round_number: int) -> Path:
-        assert self._folder is not None
         return self._folder / str(round_number) / digest.hex()
 
     def _round_folders(self) -> list[Path]:
-        if self._folder is None or not self._folder.is_dir():
+        if not self._folder.is_dir():
             return []
         found = [path for path in self._folder.iterdir() if _ROUND.fullmatch(path.name) and path.is_dir()]
         return sorted(found, key=lambda path: int(path.name))
 
-    def _take_up(self, folder: Path) -> None:
+    def _take_up(self) -> None:
         """Index what is there by name, oldest first; contents are checked when they are read."""
-        foreign = sum(1 for path in folder.iterdir() if not (_ROUND.fullmatch(path.name) and path.is_dir()))
+        foreign = sum(1 for path in self._folder.iterdir() if not (_ROUND.fullmatch(path.name) and path.is_dir()))
         for round_folder in self._round_folders():
             for path in sorted(round_folder.iterdir()):
                 size_bytes = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
@@ -155,13 +128,11 @@ class GroupStore:
                 if digest in self._held:
                     path.unlink()
                     continue
-                self._held[digest] = _Held(round=int(round_folder.name), size_bytes=size_bytes, on_disk=True)
-                self.disk_bytes += size_bytes
+                self._note(digest, _Held(round=int(round_folder.name), size_bytes=size_bytes))
             self._round = max(self._round, int(round_folder.name))
         if foreign:
-            logger.warning("%d files in %s are no groups and are ignored", foreign, folder)
-        while len(self._held) > self._limits.groups or self.disk_bytes > self._limits.disk_bytes:
-            self._drop(next(iter(self._held)))
+            logger.warning("%d files in %s are no groups and are ignored", foreign, self._folder)
+        self._make_room()
 
     def _read(self, digest: bytes, held: _Held) -> bytes | None:
         path = self._path(digest, held.round)
@@ -178,8 +149,6 @@ class GroupStore:
 
     def _write(self, digest: bytes, data: bytes) -> bool:
         """Write a group; return whether it is on disk now, whole."""
-        if self._folder is None:
-            return False
         path = self._path(digest, self._round)
         temporary = path.with_name(f".{path.name}")
         try:
@@ -188,7 +157,7 @@ class GroupStore:
             os.replace(temporary, path)
         except OSError as error:
             _remove(temporary)
-            logger.warning("the group in %s is held in memory alone: %s", path, error.strerror)
+            logger.warning("the group in %s is not held: %s", path, error.strerror)
             return False
         return True
 

@@ -54,23 +54,6 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import CONFIG_LIMIT_BYTES, TaskRef, assigned_seed
 from shoal.protocol.wire import SwarmId, canonical
 
-__all__ = [
-    "Config",
-    "ConfigValue",
-    "Scoring",
-    "Task",
-    "TaskChoice",
-    "TaskFamily",
-    "TaskKind",
-    "TaskSource",
-    "TaskTable",
-    "answer_in",
-    "check_options",
-    "makeable",
-    "pack_config",
-    "unpack_config",
-]
-
 QUESTION_LIMIT_CHARS = 16_384
 CONFIG_LIMIT_ITEMS = 64
 """Keys of a config, and values of one list in it."""

@@ -49,7 +49,6 @@ from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, Amendment, Entry, Rebase, Value
 from shoal.protocol.peering import ChainPart
-from shoal.swarm.links import Links
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,6 @@ class StateStoreParts:
     cache: StateCache
     catchup: CatchUp
     earlier: EarlierStates
-    links: Links
     key_use: KeyUse
     holds: Holds
     log: RoundLog

@@ -85,7 +85,6 @@ class TrainerSpec:
     threads: int = 1
     accumulate: int = 1
     processes: int = 1
-    log_path: str | None = None
 
     @classmethod
     def of(
@@ -132,9 +131,7 @@ class EarlyTrainer:
 
 async def spawn_trainer(spec: TrainerSpec, memory: int) -> Spawned:
     """Spawn the process of a trainer, which is told of its work later."""
-    return await spawn(
-        PROGRAM, memory, spec.processes, threads=spec.threads_each, inherited=(memory,), log_path=spec.log_path
-    )
+    return await spawn(PROGRAM, memory, spec.processes, threads=spec.threads_each, inherited=(memory,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,7 +359,6 @@ class Trainer:
             logger=logger,
             threads=spec.threads_each,
             inherited=(memory,),
-            log_path=spec.log_path,
             spawned=spawned,
         ) as child:
             try:

@@ -98,7 +98,6 @@ class LanePool:
     ) -> None:
         self.addresses: tuple[str, ...] = ()  # 'host:port', once started
         self._me = me
-        self._swarm_id = swarm_id
         self._sink = sink
         self._listeners: list[trio.SocketListener] = []
         self._listener = LaneListener(me=me, swarm_id=swarm_id, listen=listen, adopt=self._adopt)

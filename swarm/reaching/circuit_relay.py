@@ -12,7 +12,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import trio
@@ -37,6 +36,14 @@ from shoal.swarm.reaching.circuits import (
 
 RESOURCE_LIMIT_EXCEEDED, PERMISSION_DENIED = 201, 202
 CONNECTION_FAILED, NO_RESERVATION, MALFORMED_MESSAGE = 203, 204, 400
+RESERVATION_LIMIT = 128
+RESERVATION_S = 3600.0
+CIRCUIT_LIMIT = 256
+PEER_CIRCUIT_LIMIT = 32
+"""Circuits that one node calls, or takes."""
+CIRCUIT_LIMIT_BYTES = 1 << 30
+"""Both directions together."""
+CIRCUIT_LIMIT_S = 6 * 3600.0
 PASS_BYTES = 64 << 10
 STATUS_LINGER_S = 0.5
 """From a refusal until its stream is reset, so that it arrives."""
@@ -44,25 +51,12 @@ STATUS_LINGER_S = 0.5
 logger = logging.getLogger("shoal.libp2p")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CircuitLimits:
-    """Limits of a relay. circuit_bytes: both directions together. per_peer: circuits that one node calls, or takes."""
-
-    reservations: int = 128
-    reservation_s: float = 3600.0
-    circuits: int = 256
-    per_peer: int = 32
-    circuit_bytes: int = 1 << 30
-    circuit_s: float = 6 * 3600.0
-
-
 class CircuitRelay:
     """Relays over one `Network` while `admits` is set; it says for whom."""
 
-    def __init__(self, network: Any, libp2p_host: Any, limits: CircuitLimits | None = None) -> None:
+    def __init__(self, network: Any, libp2p_host: Any) -> None:
         self.admits: Callable[[PeerId], bool] | None = None
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
-        self.limits = limits or CircuitLimits()
         self.bytes_passed = 0
         self._network = network
         self._reservations: dict[PeerId, float] = {}  # until when
@@ -111,11 +105,11 @@ class CircuitRelay:
         if self.admits is None or not self.admits(peer):
             await self._refuse(stream, PERMISSION_DENIED)
             return
-        if peer not in reserved and len(reserved) >= self.limits.reservations and not self._make_room(peer):
+        if peer not in reserved and len(reserved) >= RESERVATION_LIMIT and not self._make_room(peer):
             await self._refuse(stream, RESOURCE_LIMIT_EXCEEDED)
             return
-        self._reservations[peer] = trio.current_time() + self.limits.reservation_s
-        until = int(time.time() + self.limits.reservation_s)  # the protocol has it in Unix time; nothing here uses it
+        self._reservations[peer] = trio.current_time() + RESERVATION_S
+        until = int(time.time() + RESERVATION_S)  # the protocol has it in Unix time; nothing here uses it
         reservation = CircuitReservation(expire=until)
         answer = HopMessage(type=HopMessage.STATUS, status=OK, reservation=reservation, limit=self._limit())
         await write_message(stream, answer)
@@ -137,9 +131,9 @@ class CircuitRelay:
         if callee not in self.reservations:
             await self._refuse(stream, NO_RESERVATION)
             return
-        limits, share = self.limits, 1 if self.comes_first(caller) else 2
+        share = 1 if self.comes_first(caller) else 2
         of_ends = max(self._callers[caller], self._called[callee])
-        if of_ends >= limits.per_peer // share or self.circuits >= limits.circuits // share:
+        if of_ends >= PEER_CIRCUIT_LIMIT // share or self.circuits >= CIRCUIT_LIMIT // share:
             await self._refuse(stream, RESOURCE_LIMIT_EXCEEDED)
             return
         self._callers[caller] += 1
@@ -161,8 +155,8 @@ class CircuitRelay:
                 await self._refuse(stream, CONNECTION_FAILED)
                 return
             await write_message(stream, HopMessage(type=HopMessage.STATUS, status=OK, limit=self._limit()))
-            left = [self.limits.circuit_bytes]
-            with trio.move_on_after(self.limits.circuit_s):
+            left = [CIRCUIT_LIMIT_BYTES]
+            with trio.move_on_after(CIRCUIT_LIMIT_S):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._pass, stream, far, left, nursery.cancel_scope)
                     nursery.start_soon(self._pass, far, stream, left, nursery.cancel_scope)
@@ -170,7 +164,7 @@ class CircuitRelay:
             await reset(far)
 
     def _limit(self) -> Any:
-        return Limit(duration=int(self.limits.circuit_s), data=self.limits.circuit_bytes)
+        return Limit(duration=int(CIRCUIT_LIMIT_S), data=CIRCUIT_LIMIT_BYTES)
 
     async def _announce(self, far: Any, caller: PeerId) -> bool:
         """Tell the callee who calls; whether it takes the call."""

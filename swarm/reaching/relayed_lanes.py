@@ -38,6 +38,14 @@ TICKET_FIRST_BYTE = 1
 ANSWER_LIMIT_BYTES = 1024
 REQUEST_LIMIT_BYTES = 256
 COPY_BYTES = 256 << 10
+RELAYED_LANE_LIMIT = 128
+PEER_LANE_LIMIT = 32
+"""Relayed lanes with one peer at either end."""
+LANE_LIMIT_BYTES = 1 << 40
+IDLE_LIMIT_S = 3600.0
+"""Without a byte one way."""
+MEET_S = 10.0
+"""From the tickets until both have come."""
 
 Ticket = Annotated[bytes, Meta(min_length=TICKET_BYTES, max_length=TICKET_BYTES)]
 
@@ -60,18 +68,6 @@ class Passage(Message, frozen=True, kw_only=True):
 RelayedLaneReply = Passage | Refusal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayedLaneLimits:
-    """Limits of a lane relay. per_peer: relayed lanes with one peer at either end. idle_s: without a byte one way."""
-
-    relayed_lanes: int = 128
-    per_peer: int = 32
-    bytes_per_lane: int = 1 << 40
-    idle_s: float = 3600.0
-    meet_s: float = 10.0
-    """From the tickets until both have come."""
-
-
 @dataclass(slots=True, eq=False)
 class _Open:
     """One passage: whose it is, and the first of the two that came."""
@@ -87,12 +83,11 @@ class _Open:
 class RelayedLaneServer:
     """Joins passages while `admits` is set; it says between whom. upload: what all passages together may send."""
 
-    def __init__(self, host: Host, *, limits: RelayedLaneLimits | None = None, upload: RateLimit | None = None) -> None:
+    def __init__(self, host: Host, *, upload: RateLimit | None = None) -> None:
         self.admits: Callable[[PeerId], bool] | None = None
         self.comes_first: Callable[[PeerId], bool] = lambda peer: True
         """True for a peer that may have all that there is; where either end does not come first, half of it is left."""
         self.bytes_passed = 0
-        self._limits = limits or RelayedLaneLimits()
         self._upload = upload or RateLimit()
         self._open: dict[bytes, _Open] = {}  # by ticket
         host.serve(RELAYED_LANE_PROTOCOL, self._serve)
@@ -116,11 +111,11 @@ class RelayedLaneServer:
         ends = Counter(peer for relayed_lane in set(self._open.values()) for peer in relayed_lane.ends)
         share = 1 if self.comes_first(near) and self.comes_first(far) else 2
         of_ends = max(ends[near], ends[far])
-        if len(self._open) >= 2 * self._limits.relayed_lanes // share or of_ends >= self._limits.per_peer // share:
+        if len(self._open) >= 2 * RELAYED_LANE_LIMIT // share or of_ends >= PEER_LANE_LIMIT // share:
             return Refusal(reason="this node passes on as many lanes as it may")
         tickets = [bytes([TICKET_FIRST_BYTE]) + secrets.token_bytes(TICKET_BYTES - 1) for _ in range(2)]
-        expires_at = trio.current_time() + self._limits.meet_s
-        relayed_lane = _Open((near, far), expires_at, left_bytes=self._limits.bytes_per_lane)
+        expires_at = trio.current_time() + MEET_S
+        relayed_lane = _Open((near, far), expires_at, left_bytes=LANE_LIMIT_BYTES)
         self._open.update(dict.fromkeys(tickets, relayed_lane))
         return Passage(near=tickets[0], far=tickets[1])
 
@@ -168,7 +163,7 @@ class RelayedLaneServer:
         """One direction, until its end. Whatever goes wrong ends both: the lane's ends notice and make another."""
         try:
             while relayed_lane.left_bytes > 0:
-                with trio.fail_after(self._limits.idle_s):
+                with trio.fail_after(IDLE_LIMIT_S):
                     data = await source.receive_some(COPY_BYTES)
                 if not data:
                     await sink.send_eof()

@@ -125,7 +125,7 @@ MEMBER: tuple[Bug, ...] = (
     ),
     simulated(
         "a lead that is silent is waited for",
-        "return [] if view is None else self._of_agreement(self.agreement.move_to(view))",
+        "return [] if view is None else [*self.agreement.move_to(view)]",
         "return []",
     ),
     simulated(

@@ -36,7 +36,7 @@ SAPO: tuple[Bug, ...] = (
     ),
     bug(
         "a disk that can only be read ends a node that shares rollouts",
-        "tests/node/sapo/test_group_store.py::test_disk_that_can_only_be_read_costs_no_group_and_raises_nothing",
+        "tests/node/sapo/test_group_store.py::test_disk_that_can_only_be_read_raises_nothing",
         "_remove(self._path(digest, held.round))",
         "self._path(digest, held.round).unlink(missing_ok=True)",
     ),

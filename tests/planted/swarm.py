@@ -502,7 +502,7 @@ SWARM: tuple[Bug, ...] = (
     bug(
         "strangers crowd others out of the book of offers",
         "tests/protocol/test_offer_book.py::test_strangers_together_have_half_of_a_full_book_however_many_they_are",
-        "crowd = strangers if of_strangers > STRANGERS_SHARE * self._limits.offers else self._origins.values()",
+        "crowd = strangers if of_strangers > STRANGERS_SHARE * OFFER_LIMIT else self._origins.values()",
         "crowd = self._origins.values()",
     ),
     bug(
@@ -538,8 +538,8 @@ SWARM: tuple[Bug, ...] = (
     bug(
         "a group that a thief announced is held, and its maker's offer of it not taken",
         "tests/swarm/test_rollouts.py::test_group_that_its_announcer_did_not_make_is_not_held",
-        "if maker_of(data) in {offer.origin for offer in offers}:",
-        "if True:",
+        "if maker_of(data) in {offer.origin for offer in offers} and",
+        "if",
     ),
     bug(
         "a thief's offer uses up that of who made the group",

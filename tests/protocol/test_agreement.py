@@ -17,7 +17,6 @@ from shoal.lab.signed import (
     prepare_of,
     prepared_by,
     propose_of,
-    signed_report,
     vote_of,
 )
 from shoal.protocol import certificate as certificate_module
@@ -27,7 +26,6 @@ from shoal.protocol.agreement import (
     Broadcast,
     Decided,
     DurableRecord,
-    FreeToPlan,
     Mismatch,
     NeedFinals,
     Persist,
@@ -169,7 +167,7 @@ def test_member_that_computed_another_digest_does_not_vote_and_says_so_once() ->
     machine.computed(report)
     value = lab.propose(leader, "one")
     message = propose(lab, 0, value)
-    assert machine.receive(lab.members[leader].peer, message) == [Mismatch(value, report)]
+    assert machine.receive(lab.members[leader].peer, message) == [Mismatch(value)]
     assert machine.receive(lab.members[leader].peer, message) == []
     assert messages_in(machine.computed(honest), Prepare), "a digest put right is accepted"
 
@@ -617,15 +615,13 @@ def test_new_lead_takes_the_vote_of_the_highest_view() -> None:
     assert {one.peer for one in proposal.moves.changes} == {lab.members[n].peer for n in order[:3]}
 
 
-def test_free_lead_is_told_which_finals_its_voters_hold() -> None:
+def test_lead_is_free_to_plan_once_a_quorum_is_in_its_view() -> None:
     lab = Lab(3)
     leader, other = lab.lead(1), lab.lead(2)
-    report = honest_report(lab.start, plan_hash("done"))
     machine = lab.machine(leader)
     machine.move_to(1)
-    report = signed_report(lab.members[other].identity, report)
-    message = msgspec.structs.replace(change(lab, other, 1), report=report)
-    assert machine.receive(lab.members[other].peer, message) == [FreeToPlan(1, (report,))]
+    assert not machine.free_to_plan
+    assert machine.receive(lab.members[other].peer, change(lab, other, 1)) == []
     assert machine.free_to_plan
 
 

@@ -427,11 +427,11 @@ def test_suspect_that_answers_is_revived() -> None:
     machine = watching(A)
     run_ticks(machine, 0.0, 5.0)
     assert machine.state_of(A) is State.SUSPECT
-    assert machine.on_ack(A, 1, 0, 5.0) == [Revived(peer=A, was=State.SUSPECT)]
+    assert machine.on_ack(A, 1, 0, 5.0) == [Revived(peer=A)]
     run_ticks(machine, 5.0, 15.0)
     assert machine.state_of(A) is State.DEAD
     assert machine.alive() == ()
-    assert machine.peer_seen(A, 0, 15.0) == [Revived(peer=A, was=State.DEAD)]
+    assert machine.peer_seen(A, 0, 15.0) == [Revived(peer=A)]
 
 
 # --- broken connections ---
@@ -467,7 +467,7 @@ def test_refused_connection_is_death_at_once() -> None:
     nonce = said(request, PingRequest).nonce  # a firewall may refuse as well
     assert machine.connection_lost(B, 0.9, confirmed=True) == []
     assert machine.state_of(B) is State.DEAD
-    assert machine.on_indirect_ack(A, B, nonce, 1.0) == [Revived(peer=B, was=State.DEAD)]
+    assert machine.on_indirect_ack(A, B, nonce, 1.0) == [Revived(peer=B)]
 
 
 @pytest.mark.parametrize("nacks_first", [True, False])
@@ -543,7 +543,7 @@ def test_machine_that_vanishes_with_all_its_connections_is_dead_as_soon_as_they_
 def test_peer_that_is_heard_through_others_only_is_watched() -> None:
     machine = without_link(B, to=A)
     run_ticks(machine, 0.0, 0.9, talking=(B,))
-    assert machine.heard_through(A, 0, 1.0) == [Revived(peer=A, was=State.DEAD)]
+    assert machine.heard_through(A, 0, 1.0) == [Revived(peer=A)]
     run_ticks(machine, 1.0, 1.4, talking=(B,))
     assert machine.alive() == (A, B)
     assert machine.heard_through(A, 0, 1.5) == []
@@ -562,7 +562,7 @@ def test_words_of_the_dead_that_others_pass_on_are_looked_into() -> None:
     assert machine.state_of(A) is State.DEAD
     nonce = said(request, PingRequest).nonce
     assert machine.heard_through(A, 0, 1.0) == []
-    assert machine.on_indirect_ack(B, A, nonce, 1.1) == [Revived(peer=A, was=State.DEAD)]
+    assert machine.on_indirect_ack(B, A, nonce, 1.1) == [Revived(peer=A)]
 
 
 def test_silence_over_a_link_is_noticed_though_others_vouch() -> None:
@@ -657,7 +657,7 @@ def test_refutation_clears_a_suspect_only_if_it_is_newer() -> None:
     run_ticks(machine, 0.0, 4.5)
     assert machine.state_of(A) is State.SUSPECT
     assert machine.on_refutation(A, 4, 4.5) == []
-    assert machine.on_refutation(A, 5, 4.5) == [Revived(peer=A, was=State.SUSPECT)]
+    assert machine.on_refutation(A, 5, 4.5) == [Revived(peer=A)]
 
 
 def test_refutation_of_the_dead_is_checked_with_a_ping() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.protocol import offer_book
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.offer_book import HOLDER_LIMIT, ROUND_WINDOW, BookLimits, OfferBook
+from shoal.protocol.offer_book import HOLDER_LIMIT, ROUND_WINDOW, OfferBook
 from shoal.protocol.places import Rank
 from shoal.protocol.rollouts import (
     CatchUpRequest,
@@ -49,8 +49,8 @@ class Origin:
         return seal_announcement(self._sealer, announcement)
 
 
-def book_of(**limits: float) -> OfferBook:
-    return OfferBook(SWARM, ME.peer_id, BookLimits(**limits))  # type: ignore[arg-type]
+def book_of() -> OfferBook:
+    return OfferBook(SWARM, ME.peer_id)
 
 
 NOBODYS_FAULT = {Reason.REPLAYED, Reason.STALE, Reason.QUOTA}
@@ -136,8 +136,10 @@ def test_forged_announcement_does_not_use_up_its_number() -> None:
     receive(book, sealed, alice)
 
 
-def test_quota_is_per_peer_and_refills() -> None:
-    book, alice, bob = book_of(per_second=2.0, burst=3.0), Origin(ALICE), Origin(BOB)
+def test_quota_is_per_peer_and_refills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "ANNOUNCEMENTS_PER_S", 2.0)
+    monkeypatch.setattr(offer_book, "ANNOUNCEMENTS_BURST", 3.0)
+    book, alice, bob = book_of(), Origin(ALICE), Origin(BOB)
     for index in range(3):
         receive(book, alice.announce(index), alice)
     assert refusal(book, alice.announce(3), ALICE.peer_id) == Reason.QUOTA
@@ -147,26 +149,29 @@ def test_quota_is_per_peer_and_refills() -> None:
     assert refusal(book, alice.announce(5), ALICE.peer_id, now=0.5) == Reason.QUOTA
 
 
-def test_flooder_crowds_out_its_own_offers_only() -> None:
-    book, alice, bob = book_of(offers=10, offers_per_peer=8), Origin(ALICE), Origin(BOB)
+def test_flooder_crowds_out_its_own_offers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "OFFER_LIMIT", 10)
+    monkeypatch.setattr(offer_book, "PEER_OFFER_LIMIT", 8)
+    book, alice, bob = book_of(), Origin(ALICE), Origin(BOB)
     for index in range(4):
         receive(book, bob.announce(index), bob)
     for index in range(100):
         receive(book, alice.announce(index), alice)
     indices = [(offer.origin, offer.announcement.task.index) for offer in book.offers()]
     assert indices == [(bob.peer_id, index) for index in range(4)] + [(alice.peer_id, i) for i in range(94, 100)]
-    assert book.crowded_out == 94
 
 
-def test_peer_holds_its_own_latest_offers_up_to_a_bound() -> None:
-    book, alice = book_of(offers_per_peer=3), Origin(ALICE)
+def test_peer_holds_its_own_latest_offers_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "PEER_OFFER_LIMIT", 3)
+    book, alice = book_of(), Origin(ALICE)
     for index in range(5):
         receive(book, alice.announce(index), alice)
     assert [offer.announcement.task.index for offer in book.offers()] == [2, 3, 4]
 
 
-def test_missing_announcements_are_known_by_number_and_come_once() -> None:
-    book, alice = book_of(burst=3.0), Origin(ALICE)
+def test_missing_announcements_are_known_by_number_and_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "ANNOUNCEMENTS_BURST", 3.0)
+    book, alice = book_of(), Origin(ALICE)
     assert book.missing(ALICE.peer_id, 10) == CatchUpRequest()
     sealed = [alice.announce(index) for index in range(8)]
     for index in (1, 4, 6):
@@ -194,8 +199,9 @@ def test_missing_numbers_reach_back_a_window_at_most(monkeypatch: pytest.MonkeyP
     assert book.missing(ALICE.peer_id, 64) == CatchUpRequest(boot=2, newest=1)
 
 
-def test_what_was_replayed_is_not_taken_and_its_signer_not_to_blame() -> None:
-    book, alice = book_of(burst=2.0), Origin(ALICE)
+def test_what_was_replayed_is_not_taken_and_its_signer_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "ANNOUNCEMENTS_BURST", 2.0)
+    book, alice = book_of(), Origin(ALICE)
     sealed = alice.announce(0)
     digest = receive(book, sealed, alice)
     for reason in (Reason.REPLAYED, Reason.QUOTA):
@@ -262,12 +268,13 @@ def test_origin_of_a_higher_rank_is_followed_in_the_place_of_a_stranger(monkeypa
     assert refusal(book, dave.announce(0), dave.peer_id) == Reason.QUOTA  # nobody here gives way
 
 
-def test_strangers_together_have_half_of_a_full_book_however_many_they_are() -> None:
+def test_strangers_together_have_half_of_a_full_book_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_book, "OFFER_LIMIT", 8)
+    monkeypatch.setattr(offer_book, "PEER_OFFER_LIMIT", 8)
     member, strangers = Origin(ALICE), [Origin(Identity.from_seed(bytes([seed]) * 32)) for seed in range(10, 18)]
     book = OfferBook(
         SWARM,
         ME.peer_id,
-        BookLimits(offers=8, offers_per_peer=8),
         rank=lambda peer: Rank.CONTRIBUTOR if peer == member.peer_id else Rank.STRANGER,
     )
 

@@ -10,18 +10,25 @@ from dataclasses import dataclass, field
 
 import trio
 
-from shoal.node.sapo.store import GroupStore
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.rollouts import Reason, RolloutGroup, TaskRef, announce_group, assigned_seed, encode_group
 from shoal.protocol.wire import Sealer, SwarmId
 from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.host import Host
-from shoal.swarm.rollouts import ExchangeLimits, RolloutExchange
+from shoal.swarm.rollouts import RolloutExchange
 from tests.waiting import until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
 TOPIC = f"shoal/{SWARM.hex()}/rollouts"
+
+
+class Groups(dict[bytes, bytes]):
+    """The groups that a node can serve: `Holdings` of the exchange."""
+
+    def keep(self, digest: bytes, data: bytes) -> bool:
+        self[digest] = data
+        return True
 
 
 @dataclass
@@ -30,13 +37,12 @@ class Node:
 
     seed: int
     members: Collection[int] | None = None
-    limits: ExchangeLimits = field(default_factory=ExchangeLimits)
     blamed: Counter[tuple[PeerId, Reason]] = field(default_factory=Counter)
     ignores: set[PeerId] = field(default_factory=set)
     pulled: list[bytes] = field(default_factory=list)
     round: int = 0
     has_neighbours: bool = False
-    store: GroupStore = field(default_factory=lambda: GroupStore(None))
+    store: Groups = field(default_factory=Groups)
 
     def __post_init__(self) -> None:
         self.identity = identity(self.seed)
@@ -58,7 +64,6 @@ class Node:
             pulled=self.pulled.append,
             ignored=self.is_ignored,
             blame=self.blame,
-            limits=self.limits,
         )
 
     @property

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 import trio
 
-from shoal.node.sapo.store import GroupStore
 from shoal.protocol import neighbours as neighbours_module
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
@@ -20,6 +19,7 @@ from shoal.swarm import dialling as dialling_module
 from shoal.swarm import members as members_module
 from shoal.swarm.links import LINK_LIMIT
 from shoal.swarm.rollouts import RolloutExchange
+from tests.swarm.rollout_lab import Groups
 from tests.swarm.test_members import MANIFEST, Node, identity, until
 
 NODES = 8
@@ -55,7 +55,7 @@ class Sharer(Node):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, manifest=SHARING)
-        self.store = GroupStore(None)
+        self.store = Groups()
         self.sharing = trio.CancelScope()
         self.exchange = RolloutExchange(
             host=self.host,

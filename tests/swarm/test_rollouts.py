@@ -8,9 +8,8 @@ import msgspec
 import pytest
 import trio
 
-from shoal.protocol import offer_catch_up
+from shoal.protocol import offer_book, offer_catch_up
 from shoal.protocol.errors import LocalError, NetworkError
-from shoal.protocol.offer_book import BookLimits
 from shoal.protocol.rollouts import (
     CHUNK_LIMIT_BYTES,
     Announcement,
@@ -30,7 +29,7 @@ from shoal.protocol.rollouts import (
 from shoal.protocol.wire import canonical
 from shoal.swarm import rollouts
 from shoal.swarm.gossip import GossipMessage
-from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, ROLLOUT_PROTOCOL, ExchangeLimits, RolloutExchange
+from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, ROLLOUT_PROTOCOL, RolloutExchange
 from shoal.swarm.streams import MessageStream
 from tests.swarm.rollout_lab import SWARM, TOPIC, Node, identity, running
 from tests.waiting import WAIT_S, until
@@ -268,11 +267,12 @@ async def test_wrong_bytes_never_pass_and_their_server_is_passed_over() -> None:
         (None, Reason.UNAVAILABLE),
     ],
 )
-async def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reason: Reason) -> None:
-    server, reader = (
-        Node(1),
-        Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5) if answer is None else ExchangeLimits()),
-    )
+async def test_servers_answers_are_bounded_and_blamed(
+    answer: bytes | None, reason: Reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if answer is None:
+        monkeypatch.setattr(rollouts, "CHUNK_DEADLINE_S", 0.5)
+    server, reader = Node(1), Node(2)
 
     async def handler(stream: MessageStream) -> None:
         await stream.receive(deadline_s=WAIT_S)
@@ -290,8 +290,11 @@ async def test_servers_answers_are_bounded_and_blamed(answer: bytes | None, reas
         assert reader.store.get(digest) is None
 
 
-async def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_asked_for() -> None:
-    server, reader, other = Node(1), Node(2, limits=ExchangeLimits(chunk_deadline_s=0.5)), Node(3)
+async def test_who_is_left_alone_for_a_while_is_not_blamed_for_what_it_was_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollouts, "CHUNK_DEADLINE_S", 0.5)
+    server, reader, other = Node(1), Node(2), Node(3)
 
     async def handler(stream: MessageStream) -> None:
         await stream.receive(deadline_s=WAIT_S)
@@ -346,9 +349,10 @@ async def test_server_that_is_silent_until_nobody_waits_is_left_alone_if_that_wa
         assert not reader.blamed, "who had no time to answer is not at fault"
 
 
-async def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else() -> None:
-    limits = ExchangeLimits(served_bytes_per_second=20_000.0, served_bytes_burst=40_000.0)
-    server, greedy, modest = Node(1, limits=limits), Node(2), Node(3)
+async def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "SERVED_BYTES_PER_S", 20_000.0)
+    monkeypatch.setattr(rollouts, "SERVED_BURST_BYTES", 40_000.0)
+    server, greedy, modest = Node(1), Node(2), Node(3)
     async with running(server, greedy, modest):
         digests = [await server.announce(index, text_bytes=4000) for index in range(4)]
         await until(lambda: set(digests) <= greedy.offered() and set(digests) <= modest.offered())
@@ -368,12 +372,12 @@ async def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else() -> None
 # --- hostile peers ---
 
 
-async def test_attacker_cannot_keep_honest_offers_away() -> None:
+async def test_attacker_cannot_keep_honest_offers_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """It floods, replays, forges and sends garbage; all of it is counted, the others' offers all arrive."""
-    limits = ExchangeLimits(
-        book=BookLimits(offers=64, offers_per_peer=32), messages_per_second=10.0, messages_burst=60.0
-    )
-    nodes = [Node(seed, limits=limits) for seed in (1, 2, 3)]
+    monkeypatch.setattr(offer_book, "OFFER_LIMIT", 64)
+    monkeypatch.setattr(offer_book, "PEER_OFFER_LIMIT", 32)
+    monkeypatch.setattr(rollouts, "MESSAGES_BURST", 60.0)
+    nodes = [Node(seed) for seed in (1, 2, 3)]
     attacker = Node(4)
 
     async def flood() -> None:
@@ -439,8 +443,10 @@ async def test_attacker_cannot_keep_honest_offers_away() -> None:
         assert attacker.host.handler_errors == 0
 
 
-async def test_gossip_that_is_sent_again_costs_its_signer_nothing() -> None:
-    near, far = Node(1), Node(2, limits=ExchangeLimits(messages_per_second=1e-3, messages_burst=3.0))
+async def test_gossip_that_is_sent_again_costs_its_signer_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "MESSAGES_PER_S", 1e-3)
+    monkeypatch.setattr(rollouts, "MESSAGES_BURST", 3.0)
+    near, far = Node(1), Node(2)
     async with running(near, far):
         sealed, digest = sealed_group(near, 0)
         batch = encode_batch(AnnouncementBatch(announcements=(sealed,)))

@@ -45,6 +45,14 @@ def kinds(exploration: Exploration[Scope]) -> list[str]:
     return [finding.kind for finding in exploration.violations]
 
 
+def certified_by(exploration: Exploration[Scope]) -> set[str]:
+    """What was certified in some schedule, of all schedules: none has a violation, or certifies two."""
+    assert exploration.violations == ()
+    assert exploration.complete
+    assert {len(names) for names in exploration.certified} == {0, 1}
+    return {name for names in exploration.certified for name in names if "-" not in name}
+
+
 # -- every schedule --------------------------------------------------------------------------------------------
 
 
@@ -59,11 +67,7 @@ def kinds(exploration: Exploration[Scope]) -> list[str]:
     ids=lambda scope: " ".join(f"{value} {name}" for name, value in scope.items()),
 )
 def test_every_schedule_of_named_voters_certifies_one_value_by_their_votes(scope: dict[str, Any]) -> None:
-    exploration = explore(**scope)
-    assert exploration.violations == ()
-    assert exploration.complete
-    assert {len(names) for names in exploration.certified} == {0, 1}
-    planned = {name.partition("/")[-1] or name[1:] for names in exploration.certified for name in names}
+    planned = {name.partition("/")[-1] or name[1:] for name in certified_by(explore(**scope))}
     assert planned == {str(lead) for lead in range(min(scope["members"], scope["views"]))}, "no stranger planned it"
 
 
@@ -86,12 +90,8 @@ def test_every_schedule_between_two_changes_of_voters_certifies_one_value_by_tho
     scope: dict[str, Any],
 ) -> None:
     explorer = Explorer(Scope(**scope, changing=True))
-    exploration = explorer.run(limit=100_000)
-    assert exploration.violations == ()
-    assert exploration.complete
-    names = {name for names in exploration.certified for name in names}
+    names = certified_by(explorer.run(limit=100_000))
     assert names == {f"{plan}{lead}" for plan in "AB" for lead in range(min(scope["members"], scope["views"]))}
-    assert {len(names) for names in exploration.certified} == {0, 1}
     members, values = explorer.members, explorer.members.values
     before, stranger = members.peers[: scope["members"]], members.peers[scope["members"]]
     changed = {*before[1:], stranger} if scope.get("faults") else set(before[-1:])
@@ -145,14 +145,11 @@ def test_scope_of_named_voters_has_no_leaves_and_an_end() -> None:
     ids=lambda scope: " ".join(f"{value} {name}" for name, value in scope.items()),
 )
 def test_every_schedule_keeps_every_promise_and_certifies_one_value(scope: dict[str, int]) -> None:
-    exploration = explore(**scope)
-    assert exploration.violations == ()
-    assert exploration.complete
-    # What was not broken was exercised: each value that some lead may plan is certified somewhere, never two of them.
-    assert {len(names) for names in exploration.certified} == {0, 1}
-    names = {name for names in exploration.certified for name in names if "-" not in name}
+    # What was not broken was exercised: each value that some lead may plan is certified somewhere.
     leads = range(min(scope["members"], scope["views"]))
-    assert names == {f"{'AB'[plan]}{lead}" for plan in range(scope.get("plans", 1)) for lead in leads}
+    assert certified_by(explore(**scope)) == {
+        f"{'AB'[plan]}{lead}" for plan in range(scope.get("plans", 1)) for lead in leads
+    }
 
 
 @pytest.mark.parametrize(
@@ -245,14 +242,9 @@ def test_electorate_leads_in_the_order_of_its_members(members: int, planner: int
     ids=lambda scope: " ".join(f"{value} {name}" for name, value in scope.items()),
 )
 def test_a_result_and_a_rollback_of_one_round_are_never_both_certified(scope: dict[str, int]) -> None:
-    exploration = explore(**scope)
-    assert exploration.violations == ()
-    assert exploration.complete
-    assert {len(names) for names in exploration.certified} == {0, 1}
-    names = {name for names in exploration.certified for name in names if "-" not in name}
     leads = range(min(scope["members"], scope["views"]))
     back = {f"R{target}/{lead}" for target in range(1, scope["rollbacks"] + 1) for lead in leads}
-    assert names == {f"A{lead}" for lead in leads} | back
+    assert certified_by(explore(**scope)) == {f"A{lead}" for lead in leads} | back
 
 
 def test_a_rollback_takes_the_place_of_a_plan_and_changes_nothing_else() -> None:

@@ -114,12 +114,6 @@ def test_parts_by_who_returns_are_together_the_whole() -> None:
     assert said == whole.sayings()
 
 
-def test_search_that_reaches_its_limit_says_that_it_is_not_complete() -> None:
-    exploration = explore(limit=50)
-    assert not exploration.complete
-    assert 50 <= exploration.states < 100
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.sapo.store import GroupStore, StoreLimits
+from shoal.node.sapo import store as store_module
+from shoal.node.sapo.store import GroupStore
 from shoal.protocol.errors import StorageError
 from shoal.protocol.rollouts import GROUP_LIMIT_BYTES, digest_of
 
@@ -30,34 +31,34 @@ def test_groups_survive_a_restart(tmp_path: Path) -> None:
     store.advance(4)
     second = keep(store, b"second")
     again = GroupStore(tmp_path / "rollouts")
-    assert again.memory_bytes == 0
     assert again.disk_bytes == 11
     assert (again.get(first), again.get(second), again.get(bytes(32))) == (b"first", b"second", None)
-    assert again.memory_bytes == 11
     assert keep(again, b"first") == first
     assert len(files(tmp_path)) == 2
 
 
-def test_groups_expire_by_rounds_in_memory_and_on_disk(tmp_path: Path) -> None:
-    for store in (GroupStore(None, limits=StoreLimits(rounds=2)), GroupStore(tmp_path, limits=StoreLimits(rounds=2))):
-        old = keep(store, b"old")
-        store.advance(2)
-        assert store.get(old) == b"old"
-        young = keep(store, b"young")
-        store.advance(3)
-        assert (store.get(old), store.get(young)) == (None, b"young")
-        store.advance(1)  # rounds never go back
-        assert store.memory_bytes == 5
-        assert len(store) == 1
+def test_groups_expire_by_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "HELD_ROUNDS", 2)
+    store = GroupStore(tmp_path)
+    old = keep(store, b"old")
+    store.advance(2)
+    assert store.get(old) == b"old"
+    young = keep(store, b"young")
+    store.advance(3)
+    assert (store.get(old), store.get(young)) == (None, b"young")
+    store.advance(1)  # rounds never go back
+    assert store.disk_bytes == 5
+    assert len(store) == 1
     assert files(tmp_path) == [f"2/{young.hex()}"]
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
-def test_rounds_are_taken_up_where_they_were(tmp_path: Path) -> None:
-    store = GroupStore(tmp_path, limits=StoreLimits(rounds=2))
+def test_rounds_are_taken_up_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "HELD_ROUNDS", 2)
+    store = GroupStore(tmp_path)
     store.advance(10)
     digest = keep(store, b"ten")
-    again = GroupStore(tmp_path, limits=StoreLimits(rounds=2))
+    again = GroupStore(tmp_path)
     again.advance(12)
     assert again.get(digest) == b"ten"
     again.advance(13)
@@ -65,25 +66,15 @@ def test_rounds_are_taken_up_where_they_were(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_memory_is_bounded_and_the_disk_remembers(tmp_path: Path) -> None:
-    store = GroupStore(tmp_path, limits=StoreLimits(memory_bytes=250))
-    digests = [keep(store, bytes([at]) * 100) for at in range(5)]
-    assert store.memory_bytes == 200
-    assert [store.get(digest) for digest in digests] == [bytes([at]) * 100 for at in range(5)]
-    assert store.memory_bytes == 200
-    alone = GroupStore(None, limits=StoreLimits(memory_bytes=250))
-    digests = [keep(alone, bytes([at]) * 100) for at in range(5)]
-    assert [alone.get(digest) is None for digest in digests] == [True, True, True, False, False]
-    assert len(alone) == 2
-
-
-def test_disk_and_number_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
-    store = GroupStore(tmp_path, limits=StoreLimits(disk_bytes=300, groups=100))
+def test_disk_and_number_are_bounded_and_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "DISK_LIMIT_BYTES", 300)
+    store = GroupStore(tmp_path)
     digests = [keep(store, bytes([at]) * 100) for at in range(5)]
     assert [digest in store for digest in digests] == [False, False, True, True, True]
     assert store.disk_bytes == 300
     assert len(files(tmp_path)) == 3
-    fewer = GroupStore(tmp_path, limits=StoreLimits(disk_bytes=300, groups=2))
+    monkeypatch.setattr(store_module, "GROUP_LIMIT", 2)
+    fewer = GroupStore(tmp_path)
     assert len(fewer) == len(files(tmp_path)) == 2
 
 
@@ -113,7 +104,7 @@ def test_damaged_and_foreign_files_are_ignored_in_one_line_each(
     assert len(again) == 1
 
 
-def test_disk_that_cannot_be_written_leaves_the_group_in_memory(
+def test_disk_that_cannot_be_written_holds_no_group(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -121,32 +112,33 @@ def test_disk_that_cannot_be_written_leaves_the_group_in_memory(
 
     store = GroupStore(tmp_path)
     monkeypatch.setattr(os, "replace", full)
-    digest = keep(store, b"data")
-    assert store.get(digest) == b"data"
+    assert not store.keep(digest_of(b"data"), b"data")
+    assert store.get(digest_of(b"data")) is None
     assert store.disk_bytes == 0
     assert files(tmp_path) == []
     assert len(caplog.records) == 1
 
 
-def test_disk_that_can_only_be_read_costs_no_group_and_raises_nothing(
+def test_disk_that_can_only_be_read_raises_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_only(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    store = GroupStore(tmp_path, limits=StoreLimits(rounds=1))
+    monkeypatch.setattr(store_module, "HELD_ROUNDS", 1)
+    store = GroupStore(tmp_path)
     old = keep(store, b"old")
     store.advance(1)
     for place, name in ((os, "replace"), (Path, "unlink")):
         monkeypatch.setattr(place, name, read_only)
     new = keep(store, b"new")
     store.advance(2)
-    assert (store.get(old), store.get(new)) == (None, b"new")
-    assert (store.disk_bytes, store.memory_bytes, len(store)) == (0, 3, 1)
+    assert (store.get(old), store.get(new)) == (None, None)
+    assert (store.disk_bytes, len(store)) == (0, 0)
     temporary = tmp_path / "1" / f".{new.hex()}"
     assert [record.getMessage() for record in caplog.records] == [
         f"the file {temporary} stays: Read-only file system",
-        f"the group in {tmp_path / '1' / new.hex()} is held in memory alone: Read-only file system",
+        f"the group in {tmp_path / '1' / new.hex()} is not held: Read-only file system",
         f"the file {tmp_path / '0' / old.hex()} stays: Read-only file system",
     ]
 

@@ -1,15 +1,13 @@
-"""Selection: what may be drawn, how it is drawn, and the byte budget."""
+"""Selection: what may be drawn, and the byte budget."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import replace
 
 import msgspec
-import pytest
 
-from shoal.node.sapo.selection import OFFERS_PER_ORIGIN, ByteBudget, Selector, Weighting
+from shoal.node.sapo.selection import OFFERS_PER_ORIGIN, ByteBudget, Selector
 from shoal.node.sapo.tasks import INDEX_LIMIT
 from shoal.node.sapo.trust import WEIGHTS, Trust
 from shoal.protocol.identity import PeerId
@@ -24,8 +22,8 @@ def offer(index: int, *, by: PeerId = ALICE, rewards: tuple[float, ...] = (1.0, 
     return offer_of(group_of(by, index, rewards=rewards), arrived=at)[0]
 
 
-def new_selector(*, trust: Trust | None = None, weighting: Weighting = "uniform") -> Selector:
-    return Selector(TASKS, trust or Trust(), weighting=weighting, staleness_rounds=4)
+def new_selector(*, trust: Trust | None = None) -> Selector:
+    return Selector(TASKS, trust or Trust(), staleness_rounds=4)
 
 
 def test_groups_without_variance_are_dropped_before_sampling() -> None:
@@ -37,7 +35,6 @@ def test_groups_without_variance_are_dropped_before_sampling() -> None:
         eligible, left_out = selector.eligible(flat + varied, round_number=round_number, used=())
         rejected += left_out
         assert eligible == varied
-        assert sorted(map(id, selector.draw(eligible, 4, random.Random(round_number)))) == sorted(map(id, varied))
     assert rejected == {Reason.NO_VARIANCE: 51}  # each once, however long it is offered
 
 
@@ -92,36 +89,6 @@ def test_peer_that_offers_more_is_not_chosen_more() -> None:
 def about(one: Offer, task: TaskRef) -> Offer:
     """The offer as if its origin had announced it for this task."""
     return replace(one, announcement=msgspec.structs.replace(one.announcement, task=task))
-
-
-def draws(weighting: Weighting, count: int) -> Counter[int]:
-    selector = new_selector(weighting=weighting)
-    # Announced variances: 0.25, 0.1875 and 0.1094.
-    rewards = [(1.0, 0.0), (1.0, 0.0, 0.0, 0.0), (1.0,) + (0.0,) * 7]
-    offers = [offer(index, rewards=one) for index, one in enumerate(rewards)]
-    rng = random.Random(7)
-    return Counter(selector.draw(offers, 1, rng)[0].announcement.task.index for _ in range(count))
-
-
-def test_uniform_draw_is_uniform() -> None:
-    assert all(abs(times - 1000) < 100 for times in draws("uniform", 3000).values())
-
-
-def test_weighted_draw_follows_the_announced_variance() -> None:
-    times = draws("weighted", 3000)
-    total = 0.25 + 0.1875 + 0.109375
-    assert [times[at] / 3000 for at in range(3)] == pytest.approx(
-        [0.25 / total, 0.1875 / total, 0.109375 / total], abs=0.03
-    )
-
-
-@pytest.mark.parametrize("weighting", ["uniform", "weighted"])
-def test_draw_repeats_nothing_and_takes_what_there_is(weighting: Weighting) -> None:
-    selector = new_selector(weighting=weighting)
-    offers = [offer(index) for index in range(5)]
-    for count in (0, 3, 5, 9):
-        drawn = selector.draw(offers, count, random.Random(count))
-        assert len({one.digest for one in drawn}) == len(drawn) == min(count, 5)
 
 
 def test_budget_lets_replacements_through_up_to_its_share() -> None:

@@ -15,8 +15,8 @@ from shoal.node.sapo import trust
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.selection import total_bytes
 from shoal.node.sapo.trust import Trust
+from shoal.protocol import offer_book
 from shoal.protocol.identity import PeerId
-from shoal.protocol.offer_book import BookLimits
 from shoal.protocol.rollouts import (
     AnnouncementBatch,
     Reason,
@@ -27,7 +27,7 @@ from shoal.protocol.rollouts import (
     encode_group,
     seal_announcement,
 )
-from shoal.swarm.rollouts import ExchangeLimits
+from shoal.swarm import rollouts
 from tests.node.sapo.offering import SOURCE, SWARM, group_of, new_intake, new_judge, right_answer
 from tests.swarm.rollout_lab import TOPIC, Node, running
 from tests.waiting import until
@@ -56,7 +56,6 @@ class Agent(Node):
     async def offer_round(self, round_number: int) -> set[bytes]:
         """Announce the groups of this node's round, some of which teach nothing; the digests of all."""
         self.round = round_number
-        self.store.advance(round_number)
         dice = random.Random(f"{self.seed}/{round_number}")
         digests = set()
         for index in range(LOCAL):
@@ -156,9 +155,11 @@ async def test_attacker_is_found_out_and_ignored_while_honest_groups_go_on(
     ignored_at: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a bound out of reach every kind of attack is seen, round after round."""
-    limits = ExchangeLimits(book=BookLimits(per_second=20.0, burst=60.0))
+    for module in (offer_book, rollouts):
+        monkeypatch.setattr(module, "ANNOUNCEMENTS_PER_S", 20.0)
+    monkeypatch.setattr(offer_book, "ANNOUNCEMENTS_BURST", 60.0)
     monkeypatch.setattr(trust, "IGNORED_AT", ignored_at)
-    agents = [Agent(seed, limits=limits) for seed in (1, 2, 3)]
+    agents = [Agent(seed) for seed in (1, 2, 3)]
     attacker = Attacker(9)
 
     async def attack(round_number: int) -> None:

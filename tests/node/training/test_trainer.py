@@ -694,18 +694,11 @@ async def test_model_of_another_shape_after_a_restart_is_refused(fake: TrainerSp
         assert "another shape" in (await expect(trainer, TrainerFailed)).summary
 
 
-async def test_output_goes_to_the_logger_or_the_file(
-    fake: TrainerSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "trainer.log"
-
+async def test_output_goes_to_the_logger(fake: TrainerSpec, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="shoal.trainer"):
         async with running(fake):
             pass
-        async with running(TrainerSpec(workload="fake", log_path=str(path))):
-            pass
     assert caplog.messages == ["fake trainer begins"]
-    assert path.read_text() == "fake trainer begins\n"
 
 
 def test_a_contribution_is_seen_by_both_and_what_is_written_to_a_lent_anchor_by_nobody_else(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import transport
 from shoal.swarm.host import Host, NotReached
 from shoal.swarm.limits import Door, Reason
-from shoal.swarm.reaching import circuits
-from shoal.swarm.reaching.circuit_relay import CircuitLimits
+from shoal.swarm.reaching import circuit_relay, circuits
 from shoal.swarm.reaching.circuits import HOP_PROTOCOL
 from shoal.swarm.streams import MessageStream
 from tests.waiting import running, until
@@ -45,9 +44,9 @@ async def echo(stream: MessageStream) -> None:
 
 
 @contextlib.asynccontextmanager
-async def hosts(count: int, limits: CircuitLimits | None = None) -> AsyncIterator[list[Host]]:
+async def hosts(count: int) -> AsyncIterator[list[Host]]:
     """Real hosts; the first relays for everybody, the others are connected to it and are dialled through it alone."""
-    made = [Host(identity=Identity.generate(), listen=LOOPBACK, circuit_limits=limits) for _ in range(count)]
+    made = [Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(count)]
     async with trio.open_nursery() as nursery:
         for host in made:
             host.serve(ECHO, echo)
@@ -123,8 +122,9 @@ async def test_who_has_no_reservation_is_not_called_and_proves_nothing_by_it() -
         assert not caught.value.proves_end("127.0.0.1")
 
 
-async def test_reservations_are_their_connections_own_and_bounded() -> None:
-    async with hosts(4, CircuitLimits(reservations=1)) as (relay, alice, bob, carol):
+async def test_reservations_are_their_connections_own_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_relay, "RESERVATION_LIMIT", 1)
+    async with hosts(4) as (relay, alice, bob, carol):
         await bob.circuits.reserve(relay.peer_id)
         await bob.circuits.reserve(relay.peer_id)  # again, in place of the first
         with pytest.raises(NetworkError, match="201"):
@@ -148,11 +148,12 @@ async def test_relay_serves_whom_it_admits_while_it_offers() -> None:
             await bob.dial_peer(alice.peer_id, [through(relay, alice.peer_id)], deadline_s=WAIT_S)
 
 
-@pytest.mark.parametrize(
-    "limits", [CircuitLimits(circuit_bytes=600_000), CircuitLimits(circuit_s=1.0)], ids=["bytes", "time"]
-)
-async def test_circuit_ends_when_it_has_carried_what_it_may(limits: CircuitLimits) -> None:
-    async with hosts(3, limits) as (relay, alice, bob):
+@pytest.mark.parametrize(("limit", "value"), [("CIRCUIT_LIMIT_BYTES", 600_000), ("CIRCUIT_LIMIT_S", 1.0)])
+async def test_circuit_ends_when_it_has_carried_what_it_may(
+    limit: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(circuit_relay, limit, value)
+    async with hosts(3) as (relay, alice, bob):
         await bob.circuits.reserve(relay.peer_id)
         with contextlib.suppress(NetworkError):  # where time is short, the handshake may be cut already
             await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
@@ -160,24 +161,25 @@ async def test_circuit_ends_when_it_has_carried_what_it_may(limits: CircuitLimit
                 await alice.request(bob.peer_id, ECHO, bytes(40_000), deadline_s=WAIT_S)
         await until(lambda: bob.peer_id not in alice.connected() and alice.peer_id not in bob.connected())
         await until(lambda: relay.relay.circuits == 0)
-        assert 0 < relay.relay.bytes_passed <= limits.circuit_bytes + 2 * (64 << 10)
+        assert 0 < relay.relay.bytes_passed <= circuit_relay.CIRCUIT_LIMIT_BYTES + 2 * (64 << 10)
 
 
 async def test_reservation_ends_unless_it_is_asked_for_again() -> None:
     async with hosts(3) as (relay, alice, bob):
         await bob.circuits.reserve(relay.peer_id)
         assert relay.relay.reservations == {bob.peer_id}
-        over = trio.current_time() + relay.relay.limits.reservation_s
+        over = trio.current_time() + circuit_relay.RESERVATION_S
         assert over - WAIT_S < relay.relay._reservations[bob.peer_id] <= over
-        relay.relay._reservations[bob.peer_id] = trio.current_time()  # as reservation_s later
+        relay.relay._reservations[bob.peer_id] = trio.current_time()  # as RESERVATION_S later
         assert relay.relay.reservations == frozenset()
         with pytest.raises(NetworkError, match="204"):
             await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
         assert relay.relay.circuits == 0
 
 
-async def test_circuits_of_one_peer_are_bounded() -> None:
-    async with hosts(4, CircuitLimits(per_peer=1)) as (relay, alice, bob, carol):
+async def test_circuits_of_one_peer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_relay, "PEER_CIRCUIT_LIMIT", 1)
+    async with hosts(4) as (relay, alice, bob, carol):
         await bob.circuits.reserve(relay.peer_id)
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
         with pytest.raises(NetworkError, match="201"):
@@ -188,8 +190,9 @@ async def test_circuits_of_one_peer_are_bounded() -> None:
         assert relay.relay.circuits == 1
 
 
-async def test_circuits_of_all_together_are_bounded() -> None:
-    async with hosts(5, CircuitLimits(circuits=1)) as (relay, alice, bob, carol, dave):
+async def test_circuits_of_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_relay, "CIRCUIT_LIMIT", 1)
+    async with hosts(5) as (relay, alice, bob, carol, dave):
         await bob.circuits.reserve(relay.peer_id)
         await dave.circuits.reserve(relay.peer_id)
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
@@ -201,8 +204,9 @@ async def test_circuits_of_all_together_are_bounded() -> None:
         await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
 
 
-async def test_strangers_leave_half_of_the_circuits_to_callers_that_come_first() -> None:
-    async with hosts(5, CircuitLimits(circuits=2)) as (relay, alice, bob, carol, dave):
+async def test_strangers_leave_half_of_the_circuits_to_callers_that_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_relay, "CIRCUIT_LIMIT", 2)
+    async with hosts(5) as (relay, alice, bob, carol, dave):
         relay.relay.comes_first = lambda peer: peer == dave.peer_id
         await bob.circuits.reserve(relay.peer_id)
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
@@ -212,8 +216,11 @@ async def test_strangers_leave_half_of_the_circuits_to_callers_that_come_first()
         assert relay.relay.circuits == 2
 
 
-async def test_reservation_of_who_comes_first_takes_the_place_of_a_strangers_oldest() -> None:
-    async with hosts(5, CircuitLimits(reservations=2)) as (relay, alice, bob, carol, dave):
+async def test_reservation_of_who_comes_first_takes_the_place_of_a_strangers_oldest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(circuit_relay, "RESERVATION_LIMIT", 2)
+    async with hosts(5) as (relay, alice, bob, carol, dave):
         relay.relay.comes_first = lambda peer: peer in (carol.peer_id, bob.peer_id)
         await alice.circuits.reserve(relay.peer_id)
         await dave.circuits.reserve(relay.peer_id)

@@ -18,12 +18,12 @@ from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import RateLimit
 from shoal.swarm.lanes.pool import LanePool
 from shoal.swarm.reaching import reach as reach_module
+from shoal.swarm.reaching import relayed_lanes as relayed_lanes_module
 from shoal.swarm.reaching.observed_addresses import ObservedAddressServer
 from shoal.swarm.reaching.punching import Puncher
 from shoal.swarm.reaching.reach import Reach, Way
 from shoal.swarm.reaching.relayed_lanes import (
     RELAYED_LANE_PROTOCOL,
-    RelayedLaneLimits,
     RelayedLaneServer,
     ask_relayed_lane,
 )
@@ -72,7 +72,7 @@ class Node:
         return self.host.peer_id
 
 
-def make_node(limits: RelayedLaneLimits | None, upload: RateLimit | None) -> Node:
+def make_node(upload: RateLimit | None) -> Node:
     identity, sink = Identity.generate(), RecordingSink()
     host = Host(identity=identity, listen=CONTROL)
 
@@ -85,14 +85,13 @@ def make_node(limits: RelayedLaneLimits | None, upload: RateLimit | None) -> Nod
 
     pool = LanePool(me=host.peer_id, swarm_id=b"swarm", sink=sink, listen=LOOPBACK, request=request)
     host.serve(LANE, answer)
-    return Node(host, pool, sink, RelayedLaneServer(host, limits=limits, upload=upload), ObservedAddressServer(host))
+    return Node(host, pool, sink, RelayedLaneServer(host, upload=upload), ObservedAddressServer(host))
 
 
 @contextlib.asynccontextmanager
 async def nodes(
     *,
     relays: int = 1,
-    limits: RelayedLaneLimits | None = None,
     upload: RateLimit | None = None,
     seen_at: Collection[str] | None = None,
 ) -> AsyncIterator[list[Node]]:
@@ -100,7 +99,7 @@ async def nodes(
 
     seen_at: where members that dialled back see the two, which make holes then.
     """
-    made = [make_node(limits, upload) for _ in range(2 + relays)]
+    made = [make_node(upload) for _ in range(2 + relays)]
     async with trio.open_nursery() as nursery:
         for node in made:
             await nursery.start(node.host.run)
@@ -164,8 +163,11 @@ async def test_another_lane_comes_up_through_the_next_relay_when_one_refuses_or_
         assert first.relayed_lanes.relayed_lanes == 1
 
 
-async def test_only_members_of_the_relay_get_passages_and_no_more_than_it_gives() -> None:
-    async with nodes(limits=RelayedLaneLimits(per_peer=2)) as (alice, bob, relay):
+async def test_only_members_of_the_relay_get_passages_and_no_more_than_it_gives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relayed_lanes_module, "PEER_LANE_LIMIT", 2)
+    async with nodes() as (alice, bob, relay):
         with pytest.raises(NetworkError, match="no passage"):
             await ask_relayed_lane(alice.host, relay.peer, alice.peer)
         relay.relayed_lanes.admits = lambda peer: peer != bob.peer
@@ -178,15 +180,16 @@ async def test_only_members_of_the_relay_get_passages_and_no_more_than_it_gives(
             await ask_relayed_lane(bob.host, relay.peer, alice.peer)
         assert relay.relayed_lanes.relayed_lanes == 2
         for passage in relay.relayed_lanes._open.values():
-            passage.expires_at = trio.current_time()  # as meet_s later, and nobody came
+            passage.expires_at = trio.current_time()  # as MEET_S later, and nobody came
         assert relay.relayed_lanes.relayed_lanes == 0
         await ask_relayed_lane(bob.host, relay.peer, alice.peer)
         with pytest.raises(NetworkError):
             await alice.host.request(relay.peer, RELAYED_LANE_PROTOCOL, b"\xc1", deadline_s=2.0)
 
 
-async def test_passages_of_all_together_are_bounded() -> None:
-    async with nodes(limits=RelayedLaneLimits(relayed_lanes=2)) as (alice, bob, relay):
+async def test_passages_of_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relayed_lanes_module, "RELAYED_LANE_LIMIT", 2)
+    async with nodes() as (alice, bob, relay):
         for _ in range(2):
             await ask_relayed_lane(alice.host, relay.peer, bob.peer)
         with pytest.raises(NetworkError, match="as many"):
@@ -194,8 +197,11 @@ async def test_passages_of_all_together_are_bounded() -> None:
         assert relay.relayed_lanes.relayed_lanes == 2
 
 
-async def test_passages_between_others_than_who_comes_first_are_half_of_them_at_most() -> None:
-    async with nodes(limits=RelayedLaneLimits(relayed_lanes=2)) as (alice, bob, relay):
+async def test_passages_between_others_than_who_comes_first_are_half_of_them_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relayed_lanes_module, "RELAYED_LANE_LIMIT", 2)
+    async with nodes() as (alice, bob, relay):
         relay.relayed_lanes.comes_first = lambda peer: peer == bob.peer
         await ask_relayed_lane(alice.host, relay.peer, bob.peer)
         with pytest.raises(NetworkError, match="as many"):
@@ -204,11 +210,9 @@ async def test_passages_between_others_than_who_comes_first_are_half_of_them_at_
         await ask_relayed_lane(alice.host, relay.peer, bob.peer)
 
 
-async def test_passage_without_a_byte_ends() -> None:
-    async with (
-        nodes(limits=RelayedLaneLimits(idle_s=0.3)) as (alice, bob, relay),
-        contextlib.AsyncExitStack() as calls,
-    ):
+async def test_passage_without_a_byte_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relayed_lanes_module, "IDLE_LIMIT_S", 0.3)
+    async with nodes() as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
         relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
         host, port = relay.lanes.addresses[0].split(":")
         ends = []
@@ -245,16 +249,18 @@ async def test_ticket_is_good_once_and_a_guess_for_nothing() -> None:
         assert await late.receive_some(1) == b""
 
 
-async def test_passage_ends_when_it_has_carried_what_it_may_and_the_lane_with_it() -> None:
-    limits = RelayedLaneLimits(bytes_per_lane=100_000)
-    async with nodes(limits=limits, upload=RateLimit(64 << 20)) as (alice, bob, relay):
+async def test_passage_ends_when_it_has_carried_what_it_may_and_the_lane_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relayed_lanes_module, "LANE_LIMIT_BYTES", 100_000)
+    async with nodes(upload=RateLimit(64 << 20)) as (alice, bob, relay):
         await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
         with contextlib.suppress(NetworkError):
             for _ in range(8):
                 alice.lanes.post(bob.peer, note(SECRET), SECRET)
         _, error = await bob.sink.next_closed()
         assert error is not None
-        assert relay.relayed_lanes.bytes_passed <= limits.bytes_per_lane + (256 << 10)
+        assert relay.relayed_lanes.bytes_passed <= 100_000 + (256 << 10)
 
 
 async def test_peer_that_was_summoned_in_vain_is_reached_through_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
