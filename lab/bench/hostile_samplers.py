@@ -28,7 +28,7 @@ import trio
 from shoal.cli.render import ShowNow
 from shoal.cli.text import count
 from shoal.lab.bench.hostile_sampler import KINDS, MODULE
-from shoal.lab.bench.samplers import BEGIN_DEADLINE_S, SamplersBench, SamplersSwarm
+from shoal.lab.bench.samplers import SamplersBench, SamplersSwarm
 from shoal.lab.case import Case, LongCaseOptions, Spec
 from shoal.lab.fleet import untested_command
 from shoal.lab.targets import Row, Target
@@ -179,9 +179,7 @@ async def _measure(bench: HostileSamplersBench, kinds: Sequence[str], tell: Show
         async with swarm.owned():
             honest = f"{count(bench.trainers, 'trainer')} and {count(bench.samplers, 'sampler')}"
             tell(f"{honest} begin, with {count(len(kinds), 'cheat')}")
-            await swarm.start()
-            await swarm.until(swarm.has_begun, "all have made a round", BEGIN_DEADLINE_S)
-            since = swarm.journal.entries[-1].event.at
+            since = await swarm.begin()
             tell(f"rounds for {bench.minutes:g} min")
             await swarm.held(60 * bench.minutes)
             return swarm.account(since)

@@ -172,6 +172,12 @@ class SamplersSwarm(Swarm):
             journal.of(Rollouts, index) for index in self.samplers
         )
 
+    async def begin(self) -> float:
+        """Start all, and wait until all have made a round; returns when that was (wall clock). Raises NetworkError."""
+        await self.start()
+        await self.until(self.has_begun, "all have made a round", BEGIN_DEADLINE_S)
+        return self.journal.entries[-1].event.at
+
     async def held(self, seconds: float) -> None:
         """Hold every node to its share for so long. Raises NetworkError if one ends by itself."""
         for node in self.nodes:
@@ -257,9 +263,7 @@ async def _measure(bench: SamplersBench, samplers: int, tell: ShowNow) -> Window
         swarm = SamplersSwarm(bench, samplers, Path(name))
         async with swarm.owned():
             tell(f"{count(bench.trainers, 'trainer')} and {count(samplers, 'sampler')} begin")
-            await swarm.start()
-            await swarm.until(swarm.has_begun, "all have made a round", BEGIN_DEADLINE_S)
-            since = swarm.journal.entries[-1].event.at
+            since = await swarm.begin()
             tell(f"rounds for {bench.minutes:g} min")
             before = await swarm.followed()
             await swarm.held(60 * bench.minutes)

@@ -63,8 +63,13 @@ class SapoBench(Spec):
     for what cannot be run.
     """
 
-    local: Annotated[int, Option("--local", help="I: groups that each agent generates a round.")] = 4
-    external: Annotated[int, Option("--external", help="J: groups of others that each agent takes a round.")] = 4
+    local: Annotated[
+        int, Option("--local", help="I: groups that each agent generates a round.", check=Within(1, GROUPS_LIMIT))
+    ] = 4
+    external: Annotated[
+        int,
+        Option("--external", help="J: groups of others that each agent takes a round.", check=Within(0, GROUPS_LIMIT)),
+    ] = 4
     agents: Annotated[
         int, Option("--agents", help="How many agents, attackers among them.", check=Within(1, AGENTS_LIMIT))
     ] = 8
@@ -119,11 +124,6 @@ class SapoBench(Spec):
             raise ConfigError(f"--delay must be 0 to the {self.rounds} rounds that are made, not {self.delay}")
         if not 0 <= self.attackers < 1 or self.honest < 1:
             raise ConfigError(f"--attackers must leave an honest agent, not {self.attackers:g} of {self.agents}")
-        if not (1 <= self.local <= GROUPS_LIMIT and 0 <= self.external <= GROUPS_LIMIT):
-            raise ConfigError(
-                f"--local must be 1 to {GROUPS_LIMIT} and --external 0 to {GROUPS_LIMIT}, not "
-                f"{self.local}/{self.external}"
-            )
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"--learning-rate must be a number above 0, not {self.learning_rate}")
         _ = self.benches

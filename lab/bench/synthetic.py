@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WORKLOAD_NAME = "shoal.lab.bench.synthetic:SyntheticWorkload"
 TRAINED_NAME = "shoal.lab.bench.synthetic:TrainedWorkload"
 TOKENS = 1
-"""Weight of a contribution."""
+"""Weight of a step."""
 
 
 def drawn_values(stream_seed: int, numel: int) -> F32:
@@ -38,14 +38,16 @@ def drawn_values(stream_seed: int, numel: int) -> F32:
     return values
 
 
-class SyntheticWorkload:
-    """`numel` parameters that begin at zero, of which every round takes what was drawn."""
+class IdleWorkload:
+    """`numel` parameters that begin at zero, and that no optimizer moves; what a step takes off them, a subclass says.
+
+    Its loss is zero, and so is its gradient.
+    """
 
     metric = "no loss"
 
-    def __init__(self, numel: int = 1_000_000, data: str | None = None) -> None:
+    def __init__(self, numel: int) -> None:
         self._numel = numel
-        self._gates = None if data is None else Path(data)
 
     def build(self) -> torch.nn.Module:
         """Zeros, all but one of them without gradient."""
@@ -53,6 +55,23 @@ class SyntheticWorkload:
 
         vector = torch.nn.Parameter(torch.zeros(self._numel - 1), requires_grad=False)
         return torch.nn.ParameterDict({"idle": torch.nn.Parameter(torch.zeros(1)), "vector": vector})
+
+    def take(self, model: torch.nn.Module, amount: torch.Tensor | float) -> tuple[torch.Tensor, int]:
+        """Take that off the values, and return a step's loss and tokens."""
+        model.get_parameter("vector").sub_(amount)
+        return model.get_parameter("idle").sum() * 0.0, TOKENS
+
+    def evaluate(self, model: torch.nn.Module) -> float:
+        """Return 0: nothing is learnt."""
+        return 0.0
+
+
+class SyntheticWorkload(IdleWorkload):
+    """Every round takes what was drawn."""
+
+    def __init__(self, numel: int = 1_000_000, data: str | None = None) -> None:
+        super().__init__(numel)
+        self._gates = None if data is None else Path(data)
 
     def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
         """Draw once for this member and round; then nothing more."""
@@ -65,13 +84,8 @@ class SyntheticWorkload:
             yield torch.zeros(1).expand(self._numel)
 
     def loss(self, model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Take the batch off the values; the loss is zero, and so is its gradient."""
-        model.get_parameter("vector").sub_(batch[1:])
-        return model.get_parameter("idle").sum() * 0.0, TOKENS
-
-    def evaluate(self, model: torch.nn.Module) -> float:
-        """Return 0: nothing is learnt."""
-        return 0.0
+        """Take the batch off the values."""
+        return self.take(model, batch[1:])
 
 
 ROW_VALUES = 1024

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from shoal.lab.bench.synthetic import IdleWorkload
 from shoal.node.training.trainer_messages import Assignment
 from shoal.protocol.errors import ConfigError
 
@@ -21,33 +22,22 @@ if TYPE_CHECKING:
 WORKLOAD_NAME = "shoal.lab.bench.tally_workload:TallyWorkload"
 QUANTUM: Final = 2.0**-10
 """Exact in float32, and far above the rounding of values that hundreds of steps lead to."""
-TOKENS: Final = 1
-"""Weight of a step."""
 NOTES: Final = "steps"
 _MADE: Final = struct.Struct("<d")
 
 
-class TallyWorkload:
+class TallyWorkload(IdleWorkload):
     """`numel` parameters, of which every step takes `QUANTUM` off all but the first, in `step_s` seconds.
 
     data: the folder with the file that notes the wall clock of every step.
     """
 
-    metric = "no loss"
-
     def __init__(self, numel: int = 50_000, step_s: float = 0.1, data: str | None = None) -> None:
         if data is None:
             raise ConfigError("this workload notes its steps; give it a folder with --data")
-        self._numel = numel
+        super().__init__(numel)
         self._step_s = step_s
         self._notes = Path(data) / NOTES
-
-    def build(self) -> torch.nn.Module:
-        """Zeros, all but one of them without gradient."""
-        import torch
-
-        vector = torch.nn.Parameter(torch.zeros(self._numel - 1), requires_grad=False)
-        return torch.nn.ParameterDict({"idle": torch.nn.Parameter(torch.zeros(1)), "vector": vector})
 
     def batches(self, assignment: Assignment) -> Iterator[torch.Tensor]:
         """Yield a batch without content after each step's time, as often as asked."""
@@ -58,15 +48,11 @@ class TallyWorkload:
             yield torch.zeros(1)
 
     def loss(self, model: torch.nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Make the step; the loss is zero, and so is its gradient."""
-        model.get_parameter("vector").sub_(QUANTUM)
+        """Make the step, and note it."""
+        made = self.take(model, QUANTUM)
         with self._notes.open("ab") as file:
             file.write(_MADE.pack(time.time()))
-        return model.get_parameter("idle").sum() * 0.0, TOKENS
-
-    def evaluate(self, model: torch.nn.Module) -> float:
-        """Return 0: nothing is learnt."""
-        return 0.0
+        return made
 
 
 def steps_made(folder: Path) -> list[float]:

@@ -32,7 +32,7 @@ from shoal.cli.testnet_report import TestnetProgress
 from shoal.lab.bench.machine import Machine, device_name, this_machine, torch_threads
 from shoal.lab.bench.train_local import train_locally
 from shoal.lab.bench.train_spec import NOBODY, Point, TrainBench
-from shoal.lab.bench.train_swarm import SeedRun, train_in_swarm
+from shoal.lab.bench.train_swarm import SeedRun, train_in_swarm, train_unrecorded
 from shoal.lab.bench.train_sync import train_synchronously
 from shoal.lab.case import tell_nothing
 from shoal.lab.targets import Row, Spread, Target
@@ -96,7 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the comparison, in full: the manifest's sections as they were, and what disturbed the nodes.
 
     inner_steps: H. round_steps: those between two rounds, fewer where there are fragments. churn to skew: see
-    `TrainBench`. device: as its maker calls it.
+    `TrainBench`. device: as its maker calls it. text: the name of the folder, None for the default one.
     """
 
     inner_steps: int
@@ -111,6 +111,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     inner: dict[str, object]
     round: dict[str, object] = {}
     device: str = "cpu"
+    text: str | None = None
 
     @property
     def undisturbed(self) -> Settings:
@@ -243,6 +244,8 @@ def measure(
         raise ConfigError(f"--seeds names 1 to {SEEDS_LIMIT} different numbers, like 1,2,3")
     if in_process and bench.slow > 1:
         raise ConfigError("--slow needs processes that run at the same time; leave --in-process out")
+    if in_process and (bench.text is not None or bench.unrecorded):
+        raise ConfigError("--text and --unrecorded are of real nodes; leave --in-process out")
     machine, settings = this_machine(), _settings(bench)
     known = {} if baseline is None else _curves(baseline, bench, settings)
     kept = _kept(folder / RESULT, bench, settings, seeds)
@@ -289,6 +292,8 @@ def _kept(path: Path, bench: TrainBench, settings: Settings, seeds: Sequence[int
 
 
 def _strategy(bench: TrainBench, seed: int, folder: Path, in_process: bool, show: ShowNow) -> SeedRun:
+    if bench.unrecorded:
+        return trio.run(train_unrecorded, bench, seed, folder, show)
     if not in_process:
         return trio.run(train_in_swarm, bench, seed, folder, TestnetProgress(show, rounds=bench.rounds))
 
@@ -345,6 +350,7 @@ def _synchronously(
                 tell=tell,
                 checkpoint=checkpoint,
                 device=pick_device(bench.device),
+                text=bench.text,
             )
         )
 
@@ -373,6 +379,7 @@ def _settings(bench: TrainBench) -> Settings:
         inner=msgspec.to_builtins(manifest.inner),
         round=msgspec.to_builtins(manifest.round),
         device=device_name(pick_device(bench.device)),
+        text=None if bench.text is None else bench.text.name,
     )
 
 
@@ -383,7 +390,8 @@ def _curves(baseline: TrainResult, bench: TrainBench, settings: Settings) -> dic
     """
     if _of_synchronous(baseline.nodes, baseline.settings) != _of_synchronous(bench.nodes, settings):
         raise ConfigError(
-            "--baseline is of another global batch (nodes × batch), --option, --device or inner settings; leave it out"
+            "--baseline is of another global batch (nodes × batch), --option, --text, --device or inner settings; "
+            "leave it out"
         )
     numel, step_tokens = bench.parameters, bench.step_tokens
 
@@ -399,7 +407,7 @@ def _of_synchronous(nodes: int, settings: Settings) -> bytes:
     options = {name: value for name, value in settings.options.items() if name != "batch"}
     batch = settings.options["batch"]
     assert isinstance(batch, int)
-    return _json((nodes * batch, options, settings.inner, settings.device))
+    return _json((nodes * batch, options, settings.inner, settings.device, settings.text))
 
 
 def _result_of(

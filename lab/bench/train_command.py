@@ -82,11 +82,17 @@ class TrainOptions(Spec):
         list[str],
         Option("--option", help="An option of the workload text, such as width=64. Repeatable.", metavar="KEY=VALUE"),
     ] = field(default_factory=list)
+    text: Annotated[
+        Path | None, Option("--text", help="Text to train on. [default: Python's library]", metavar="FOLDER")
+    ] = None
     device: Annotated[
         str, Option("--device", help="Where all of them compute, synchronous training too.", check=check_device)
     ] = "auto"
     synchronous: Annotated[
         bool, Option("--synchronous", help="Synchronous training alone: for its rate, or as a --baseline.")
+    ] = False
+    unrecorded: Annotated[
+        bool, Option("--unrecorded", help="Nodes keep no records to recompute: those of a large model fill a disk.")
     ] = False
     in_process: Annotated[
         bool, Option("--in-process", help="Without network and processes: the same values, faster, for tuning.")
@@ -126,9 +132,11 @@ class TrainOptions(Spec):
             part_time=self.part_time,
             skew=self._skew,
             options=dict(_pair(text, "--option") for text in self.options),
+            text=self.text,
             keys=self._keys,
             device=self.device,
             synchronous=self.synchronous,
+            unrecorded=self.unrecorded,
         )
 
     @property
@@ -152,7 +160,8 @@ class TrainOptions(Spec):
     def command(self) -> str:
         """The command line that says the same, but for where files lie."""
         words = ["shoal", "bench", "train"]
-        told = {"--strategy", "--nodes", *(option.name for option in given_options(self))} - {"--baseline", "--out"}
+        told = {"--strategy", "--nodes", *(option.name for option in given_options(self))}
+        told -= {"--baseline", "--out", "--text"}
         for name, option in options_of(TrainOptions).items():
             value = getattr(self, name)
             if option.name in told and value is True:

@@ -75,9 +75,11 @@ class TrainBench:
     how many times. part_time: the share of them that is there in every third round only. skew: α of the Dirichlet
     distribution by which each has text of its own; None where all read all of it.
 
-    options: of the workload. keys: further ones of the manifest's sections `SECTIONS`, by section. device: where all
-    compute, the nodes as well as synchronous training. synchronous: that alone, without any nodes; then `strategy` says
-    how many steps its rounds have. Raises ConfigError for what cannot be run.
+    options: of the workload. text: a folder to read in place of the default one. keys: further ones of the manifest's
+    sections `SECTIONS`, by section. device: where all compute, the nodes as well as synchronous training. synchronous:
+    that alone, without any nodes; then `strategy` says how many steps its rounds have. unrecorded: nodes run as their
+    users', and keep no records of which values are recomputed: those of a large model fill a disk. Raises ConfigError
+    for what cannot be run.
     """
 
     strategy: str = "diloco"
@@ -90,9 +92,11 @@ class TrainBench:
     part_time: float = 0.0
     skew: float | None = None
     options: Mapping[str, Option] = field(default_factory=dict)
+    text: Path | None = None
     keys: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     device: str = "auto"
     synchronous: bool = False
+    unrecorded: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= NODE_LIMIT or (self.inner_steps is not None and self.inner_steps < 1):
@@ -113,6 +117,10 @@ class TrainBench:
             )
         if self.synchronous and self.disturbed:
             raise ConfigError("--synchronous has no nodes that anything disturbs; leave one of the two out")
+        if self.text is not None and self.skew is not None:
+            raise ConfigError("--data skewed deals the default text out; leave --text out")
+        if self.unrecorded and (self.disturbed or not self.manifest(0, [NOBODY]).strategy.certifies):
+            raise ConfigError("--unrecorded is for certified rounds that nothing disturbs; leave it out")
         if self.part_time and not self.manifest(0, [NOBODY]).strategy.certifies:
             raise ConfigError(f"--part-time is not measured with {self.strategy}: nodes step alone there; leave it out")
         self.scenario(0)

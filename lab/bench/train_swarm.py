@@ -27,23 +27,28 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 import trio
 
+from shoal.cli.render import ShowNow
 from shoal.lab.bench.skewed_text import texts_of_nodes
 from shoal.lab.bench.token_efficiency import Ending, ending
 from shoal.lab.bench.train_spec import Point, TrainBench
+from shoal.lab.fleet import Swarm, untested_command
 from shoal.lab.fork_server import TRAINER
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_log
-from shoal.node.reporting.events import Certified, Contributed, RoundEnded, Started, Stepped
+from shoal.node.reporting.events import Certified, Contributed, Evaluated, RoundEnded, Started, Stepped
 from shoal.protocol.errors import NetworkError
 from shoal.testnet.nodes import Launch, Runtime, node_command
 from shoal.testnet.progress import OnProgress, ignore_progress
-from shoal.testnet.reports.report import Report
+from shoal.testnet.reports.report import Report, count_forks
+from shoal.testnet.run_folder import replace_earlier_run
 from shoal.testnet.swarm import run_testnet
 
 Ended = TypeVar("Ended", bound=RoundEnded)
 
 SLOW_PERIOD_S: Final = 0.4
 SEARCH_PERIOD_S: Final = 0.1
+ROUND_S: Final = 300.0
+"""To start, to compile, or for a round of a large model, of which several share a device."""
 
 
 class SeedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +110,7 @@ async def train_in_swarm(
     """
     scenario = bench.scenario(seed)
     with texts_of_nodes(bench, seed) as texts:
-        plain = not texts and bench.device == "auto"
+        plain = not texts and bench.device == "auto" and bench.text is None
         run = run_testnet if plain else partial(run_testnet, runtime=Runtime(command=node_line(bench, texts)))
         async with trio.open_nursery() as nursery:
             if bench.slow > 1:
@@ -119,10 +124,75 @@ def node_line(bench: TrainBench, texts: Sequence[Path] = ()) -> Callable[[Launch
     """The command line of a real node: on the benchmark's device, and on its own of these texts where there are any."""
 
     def line(launch: Launch) -> list[str]:
-        own = ["--data", str(texts[int(launch.data_dir.name)])] if texts else []
-        return [*node_command(launch), "--device", bench.device, *own]
+        text = texts[int(launch.data_dir.name)] if texts else bench.text
+        return [
+            *(_users_command(launch) if bench.unrecorded else node_command(launch)),
+            *("--device", bench.device),
+            *(() if text is None else ("--data", str(text.absolute()))),
+        ]
 
     return line
+
+
+def _users_command(launch: Launch) -> list[str]:
+    """Command line of a node with as many threads as a user's takes by itself."""
+    line = untested_command(launch)
+    at = line.index("--threads")
+    return [*line[:at], *line[at + 2 :]]
+
+
+async def train_unrecorded(bench: TrainBench, seed: int, folder: Path, show: ShowNow) -> SeedRun:
+    """Run the strategy on nodes that keep no records, in the absolute `folder`, until all tokens are certified.
+
+    What is checked is that all came to the same states. Raises ConfigError, StorageError, and NetworkError.
+    Cancellation: all processes are ended and reaped.
+    """
+    out = await trio.to_thread.run_sync(partial(replace_earlier_run, folder, "testnet", folders=("nodes",), files=()))
+    swarm = Swarm(out, bench.nodes, partial(bench.manifest, seed), runtime=Runtime(command=node_line(bench)))
+    journal = swarm.journal
+
+    def tokens() -> dict[int, int]:
+        firsts = first_certificates(journal.of(Certified))
+        return dict(
+            zip([0, *(e.round for e in firsts)], accumulate((e.tokens for e in firsts), initial=0), strict=True)
+        )
+
+    def losses() -> dict[int, float]:
+        known = tokens()
+        found = {event.round: event.loss for event in journal.of(Evaluated) if event.loss is not None}
+        return {number: found[number] for number in sorted(found) if number in known}
+
+    def ended() -> int | None:
+        """First round with a known loss by which all tokens are certified."""
+        known = tokens()
+        return next((number for number in losses() if known[number] >= bench.tokens), None)
+
+    async with swarm.owned():
+        await swarm.start(deadline_s=ROUND_S)
+        while ended() is None:
+            done = max(tokens().values())
+            told = [f", loss {loss:.4f}" for loss in losses().values()][-1:]
+            show(f"{bench.name}, seed {seed}: {done:,} tokens{''.join(told)}", min(1.0, done / bench.tokens))
+            known = swarm.last_certified
+            await swarm.until(
+                lambda: ended() is not None or swarm.last_certified > known,  # noqa: B023  called at once
+                f"round {known + 1} is certified",
+                ROUND_S,
+            )
+    lives = [journal.of(Certified, node.index) for node in swarm.nodes]
+    last = ended()
+    assert last is not None
+    return SeedRun(
+        seed=seed,
+        in_process=False,
+        curve=tuple(
+            Point(round=number, tokens=tokens()[number], wire_bytes=bytes_sent(lives, number), val_loss=loss)
+            for number, loss in losses().items()
+            if number <= last
+        ),
+        tokens_per_s=certified_per_s(journal.of(Certified)),
+        sound=not count_forks(swarm.record(swarm.last_certified).decided()),
+    )
 
 
 def read_run(bench: TrainBench, seed: int, report: Report, folder: Path) -> SeedRun:

@@ -196,22 +196,24 @@ def train_synchronously(
     tell: Callable[[Sequence[Point]], None] = lambda _: None,
     checkpoint: Path | None = None,
     device: torch.device = CPU,
+    text: Path | None = None,
 ) -> list[Point]:
     """The curve of `rounds` rounds, each of the manifest's steps: a point before the first and after each.
 
     checkpoint: a file to go on from, if it is of the same run, and to keep up to date. tell: takes the curve so far.
+    text: a folder to read in place of the default one.
     Raises ConfigError, FloatingPointError, StorageError. Takes as long as all nodes' steps one after the other.
     """
     steps = manifest.sync.round_steps
     training = SynchronousTraining(
-        workload_of(manifest),
+        workload_of(manifest, text),
         seed=manifest.workload.seed,
         inner=inner_settings(manifest),
         members=members,
         device=device,
     )
     settings = (members, steps, torch.get_num_threads(), manifest.workload, manifest.inner, device_name(device))
-    run = msgspec.json.encode(settings, order="deterministic").decode()
+    run = msgspec.json.encode((*settings, str(text or "")), order="deterministic").decode()
     points = [] if checkpoint is None else _resumed(training, checkpoint, run)
     while len(points) <= rounds:
         if points:

@@ -204,18 +204,33 @@ def campaign_manifest(
         options = {**MODEL, "step_s": step_s}
     else:
         inner_steps, _ = paced(group.strategy, inner_steps, 0.0)
+    trained = {"name": workload, "seed": seed, "options": dict(options)}
+    deadlines = {"grace_s": GRACE_S, "reduce_deadline_s": REDUCE_DEADLINE_S}
+    return manifest_of_group("campaign", group, founders, trained, inner_steps=inner_steps, deadlines=deadlines)
+
+
+def manifest_of_group(
+    name: str,
+    group: Group,
+    founders: list[PeerId],
+    workload: Mapping[str, object],
+    *,
+    inner_steps: int,
+    deadlines: Mapping[str, float],
+) -> Manifest:
+    """Manifest of a group's swarm over many small chunks. deadlines: of a round, where not the protocol's own."""
     tables: dict[str, object] = {
-        "swarm": {"name": "campaign", "founders": founders, "admission": "open"},
-        "workload": {"name": workload, "seed": seed, "options": dict(options)},
+        "swarm": {"name": name, "founders": founders, "admission": "open"},
+        "workload": dict(workload),
         "sync": {
             "strategy": group.strategy,
             "inner_steps": inner_steps,
             "codec": group.codec,
             "balance": False,
         },
-        "round": {"chunk_values": CHUNK_VALUES, "grace_s": GRACE_S, "reduce_deadline_s": REDUCE_DEADLINE_S},
+        "round": {"chunk_values": CHUNK_VALUES, **deadlines},
     }
-    return validate_manifest(tables, source="the campaign's manifest")
+    return validate_manifest(tables, source=f"the {name}'s manifest")
 
 
 def short_manifest(group: Group, seed: int, founders: list[PeerId]) -> Manifest:

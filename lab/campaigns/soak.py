@@ -23,7 +23,7 @@ import trio
 
 from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bound_s
 from shoal.lab.campaigns.campaign_plan import Group, groups_of, paced
-from shoal.lab.campaigns.campaign_swarm import LivingSwarm
+from shoal.lab.campaigns.campaign_swarm import LivingSwarm, manifest_of_group
 from shoal.lab.campaigns.rounds import RoundJudge
 from shoal.lab.campaigns.settings import Soak
 from shoal.lab.campaigns.soak_faults import inject_fault
@@ -35,7 +35,7 @@ from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.node.reporting.events import Certified
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.manifest import Manifest, validate_manifest
+from shoal.protocol.manifest import Manifest
 from shoal.testnet.interruption import until_interrupted
 from shoal.testnet.links.namespaces import network, why_not
 from shoal.testnet.run_folder import new_run, write_reports
@@ -49,7 +49,6 @@ LAST_DEADLINE_S: Final = 60.0
 MODEL: Final = {"inputs": 160, "outputs": 64}
 INNER_STEPS: Final = 40
 CODEC: Final = "int8"
-CHUNK_VALUES: Final = 4096
 
 
 def drawn(soak: Soak, *, links: bool) -> tuple[SoakFault, ...]:
@@ -61,18 +60,8 @@ def drawn(soak: Soak, *, links: bool) -> tuple[SoakFault, ...]:
 def soak_manifest(soak: Soak, group: Group, seed: int, founders: list[PeerId]) -> Manifest:
     """Manifest of rounds of a few seconds that cost next to nothing; the protocol's own deadlines."""
     inner_steps, step_s = paced(group.strategy, INNER_STEPS, soak.step_s)
-    tables: dict[str, object] = {
-        "swarm": {"name": "soak", "founders": founders, "admission": "open"},
-        "workload": {"name": WORKLOAD_NAME, "seed": seed, "options": {**MODEL, "step_s": step_s}},
-        "sync": {
-            "strategy": group.strategy,
-            "inner_steps": inner_steps,
-            "codec": group.codec,
-            "balance": False,
-        },
-        "round": {"chunk_values": CHUNK_VALUES},
-    }
-    return validate_manifest(tables, source="the soak's manifest")
+    trained = {"name": WORKLOAD_NAME, "seed": seed, "options": {**MODEL, "step_s": step_s}}
+    return manifest_of_group("soak", group, founders, trained, inner_steps=inner_steps, deadlines={})
 
 
 async def run_soak(soak: Soak, out: Path, on_strike: Callable[[SoakFaultRecord], None]) -> SoakReport:

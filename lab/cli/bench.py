@@ -19,7 +19,6 @@ COMMANDS: Final[Mapping[str, str]] = {
     "dashboard": "dashboard:CASE",
     "lane": "lane:CASE",
     "throughput": "throughput:CASE",
-    "large": "large:CASE",
     "wan": "wan:CASE",
     "memory": "memory:CASE",
     "scale": "scale:CASE",

@@ -156,15 +156,6 @@ def test_name_of_a_node_names_a_swarm_as_it_did_and_says_so(
     assert named() == ("mill", "")
 
 
-def test_init_of_a_sparse_swarm_writes_what_that_implies(tmp_path: Path) -> None:
-    assert init(tmp_path, "--strategy", "sparse") == 0
-    sync = load_manifest(tmp_path / "swarm.toml").sync
-    assert (sync.strategy, sync.plan_codec, sync.norm_clip) == ("sparse", "topk64-256", True)
-    text = (tmp_path / "swarm.toml").read_text()
-    for line in ('codec = "topk"', "outer_momentum = 0.0", "error_feedback = 0.95", "final_top_k = 256"):
-        assert f"\n{line}\n" in text
-
-
 def test_init_writes_the_optimizer_that_is_asked_for_where_it_is_the_swarms_to_choose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,12 +210,6 @@ def test_init_of_lying_voters_takes_four_founders(tmp_path: Path, capsys: pytest
     assert "the 4 founders certify rounds, whoever else contributes; rounds wait while" in capsys.readouterr().out
 
 
-def test_init_keeps_its_keys_private(tmp_path: Path) -> None:
-    init(tmp_path)
-    for name in ("node.key", "authority.key"):
-        assert stat.S_IMODE((tmp_path / "node" / name).stat().st_mode) == 0o600
-
-
 @pytest.mark.parametrize("made", [False, True])
 def test_commands_close_the_data_folder_to_others_whoever_made_it(tmp_path: Path, made: bool) -> None:
     folder = tmp_path / "node"
@@ -250,14 +235,6 @@ def test_init_leaves_a_folder_of_all_users_alone(
     assert "is shared by all users; choose a folder of its own" in capsys.readouterr().err
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
     assert list(folder.iterdir()) == []
-
-
-def test_init_comments_every_section(tmp_path: Path) -> None:
-    init(tmp_path)
-    text = (tmp_path / "swarm.toml").read_text()
-    for section in ("swarm", "workload", "sync", "inner", "round", "network"):
-        assert f"\n[{section}]\n" in f"\n{text}"
-    assert "# H: optimizer steps between two rounds" in text
 
 
 def test_init_overwrites_only_when_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

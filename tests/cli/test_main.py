@@ -100,14 +100,6 @@ def test_unknown_manifest_key_is_one_line(capsys: pytest.CaptureFixture[str], ma
     )
 
 
-def test_malformed_rate_is_one_line(capsys: pytest.CaptureFixture[str], manifest: Path) -> None:
-    capsys.readouterr()
-    assert execute(["run", str(manifest), "--max-upload", "fast"]) == 2
-    assert capsys.readouterr().err == (
-        "shoal: --max-upload: 'fast' is not a rate; write 10M or 10MB/s for bytes, 80Mbit for bits a second\n"
-    )
-
-
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute([]) == 0
     out, err = capsys.readouterr()

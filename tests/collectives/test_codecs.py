@@ -250,27 +250,6 @@ def test_bf16_agrees_with_plain_python(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=50)
-@given(values=st.lists(floats, min_size=1, max_size=40))
-def test_encoding_what_was_decoded_changes_nothing_more(name: str, values: list[float]) -> None:
-    data = encode(name, f32(*values)).tobytes()
-    once = decode(name, data, len(values))
-    again = decode(name, encode(name, once).tobytes(), len(values))
-    if name in ("int8", "2bit"):  # the scale is derived again and may differ in its last bit
-        np.testing.assert_allclose(again, once, rtol=3e-7)
-    elif name == "int4" and 7 not in magnitudes(data, len(values)):
-        assert np.abs(again).max() <= np.abs(once).max() * 1.008  # the peak was rounded down: another scale
-    else:
-        assert again.tobytes() == once.tobytes()
-
-
-def magnitudes(data: bytes, n: int) -> list[int]:
-    """Of the numbers in an int4 chunk that is one block."""
-    nibbles = [nibble for byte in data[2:] for nibble in (byte & 15, byte >> 4)][:n]
-    return [min(nibble, 16 - nibble) for nibble in nibbles]
-
-
-@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=100)
 @given(values=st.lists(floats, min_size=1, max_size=40))
 def test_decoded_value_is_within_a_step_of_what_was_encoded(name: str, values: list[float]) -> None:

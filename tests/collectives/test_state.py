@@ -170,11 +170,6 @@ def test_header_is_the_same_with_more_threads() -> None:
     assert header_of(make_state(), GRID, threads=3) == header_of(make_state(), GRID)
 
 
-def test_header_survives_the_wire() -> None:
-    header = header_of(make_state(), GRID)
-    assert decode(canonical(header), StateHeader) == header
-
-
 def test_header_with_too_few_hashes_is_refused_on_decoding() -> None:
     header = header_of(make_state(), GRID)
     fields = msgspec.to_builtins(header, builtin_types=(bytes,))

@@ -205,7 +205,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
         chain=Chain(START, MANIFEST.swarm.authority, manifest=MANIFEST), cache=StateCache(folder, CHUNK_VALUES)
     )
     exchange = RolloutExchange(
-        host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(None), round_number=lambda: 1
+        host=host, sealer=sealer(0), swarm_id=SWARM, holdings=GroupStore(folder / "groups"), round_number=lambda: 1
     )
     certified = tuple(examples(Certificate, rng, 1))  # of whatever is asked there is more, so nobody waits
     part = peering.ChainPart(certificates=certified, head=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -27,13 +28,22 @@ class CannotMake(Exception):
 
 def example(of: Any, rng: random.Random) -> Any:
     """A value that a decoder for `of` takes. Raises CannotMake."""
+    decoder = msgspec.msgpack.Decoder(of)
+    return _accepted(described.type_info(of), rng, lambda made: decoder.decode(msgspec.msgpack.encode(made)))
+
+
+def example_of_type(kind: described.Type, rng: random.Random) -> Any:
+    """A value of a type as msgspec describes it. Raises CannotMake."""
+    return _accepted(kind, rng, lambda made: made)
+
+
+def _accepted(kind: described.Type, rng: random.Random, accept: Callable[[Any], Any]) -> Any:
     for _ in range(TRIES):
         try:
-            made = _make(described.type_info(of), rng, 0)
-            return msgspec.msgpack.Decoder(of).decode(msgspec.msgpack.encode(made))
+            return accept(_make(kind, rng, 0))
         except (ValueError, msgspec.ValidationError):
             continue
-    raise CannotMake(str(of))
+    raise CannotMake(str(kind))
 
 
 def _make(kind: described.Type, rng: random.Random, depth: int) -> Any:

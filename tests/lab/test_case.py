@@ -21,7 +21,6 @@ from shoal.lab.bench.dashboard import DashboardBench, DashboardCost
 from shoal.lab.bench.disk import OnDisk
 from shoal.lab.bench.hostile_samplers import HostileSamplersBench, HostileSamplersResult, HostileWindow
 from shoal.lab.bench.join import JoinSpeed
-from shoal.lab.bench.large_spec import LargeBench, LargeRun
 from shoal.lab.bench.machine import this_machine
 from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak
 from shoal.lab.bench.partial import PartialBench, PartialResult
@@ -30,7 +29,6 @@ from shoal.lab.bench.resident import Resident
 from shoal.lab.bench.samplers import SamplersBench, SamplersResult, Window
 from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult
-from shoal.lab.bench.train_spec import Point
 from shoal.lab.bench.wan import Wan
 from shoal.lab.case import Case, CaseOptions, LongCaseOptions, Numbers, Spec, parse_numbers
 from shoal.lab.cli.bench import COMMANDS, load
@@ -131,17 +129,6 @@ def lane(shared: float, sockets: float) -> Any:
     return LaneSpeed(encrypted=(sockets,), shared=(shared,), plaintext=(1.0,))
 
 
-def large(needed: int, unequal: int = 0) -> Any:
-    """A run of 100 tokens; a synchronous one came to its loss with `needed`."""
-    points = tuple(Point(round=number, tokens=100, wire_bytes=0, val_loss=5.0) for number in range(6))
-    falling = (
-        Point(round=0, tokens=0, wire_bytes=0, val_loss=8.0),
-        Point(round=1, tokens=needed, wire_bytes=0, val_loss=5.0),
-    )
-    bench = LargeBench(strategy="streaming")
-    return made(LargeRun, bench=bench, points=points, beside=falling, unequal=unequal)
-
-
 def memory(large_bytes: int) -> Any:
     """A daemon with a base of 100 bytes: of 10 parameters it holds 200."""
     disk = OnDisk(kinds={"state": 80}, apparent=80)
@@ -187,8 +174,6 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("lane", lane(0.8, 0.8), lane(0.8, 0.79), "one encrypted lane, sockets"),
     ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),
     ("throughput", throughput(0.5, strategy="diloco"), throughput(0.0, sound=False), "runs in which nodes came"),
-    ("large", large(90), large(89), "tokens that synchronous training needs"),
-    ("large", large(90), large(90, unequal=1), "rounds in which nodes came"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.84), "payload of reductions"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.85, identical=False), "rounds after which nodes hold"),
     ("memory", memory(320), memory(321), "daemon's anonymous and shared memory"),

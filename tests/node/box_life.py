@@ -109,7 +109,6 @@ class Life:
                 cache=self.cache,
                 catchup=self.catchup,
                 earlier=EarlierStates(folder, chain=self.chain, cache=self.cache, outer=outer),
-                links=links,
                 key_use=key_use,
                 holds=holds,
                 log=log,

@@ -75,7 +75,6 @@ class Home:
                 catchup=world.catchup,
                 earlier=EarlierStates(store.folder, chain=chain, cache=world.cache, outer=OUTER),
                 key_use=KeyUse(store.folder, ME, store.durable_records(), take_over=False),
-                links=SimpleNamespace(linked=lambda: frozenset(world.donors)),  # type: ignore[arg-type]
                 holds=self.holds,
                 log=RoundLog(self.events),
                 on_progress=self.progress.append,

@@ -16,9 +16,7 @@ import pytest
 
 from shoal.node.remains import others_in
 from shoal.node.state.states import FINALS_KEPT
-from shoal.protocol.certificate import genesis
 from shoal.protocol.messages import Plan
-from shoal.protocol.voting import lead
 from shoal.protocol.wire import decode
 from tests.node.lab import (
     ROUND_TOKENS,
@@ -125,55 +123,6 @@ def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_pa
         assert sum(r.tokens for r in report.rounds) == ROUND_TOKENS * (2 * last + 1) + made[-1]["tokens"]
         for node in swarm.nodes:
             assert_votes_once(node)
-
-
-@pytest.mark.long  # by value: tests/protocol/test_agreement.py
-def test_what_was_accepted_before_a_kill_is_accepted_after_it_and_nothing_else(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=3) as swarm:
-        origin = genesis(swarm.manifest.swarm_id, swarm.manifest.swarm.founders)
-        voter, successor = (swarm.by_peer(lead(origin, view)) for view in (0, 1))
-        (mute,) = (node for node in swarm.nodes if node not in (voter, successor))
-        swarm.start_together(holds=["1:certify"])
-        for node in swarm.nodes:
-            node.hold("1:certify")
-        # The lead proposes when one other has reported, and no other can accept: one hangs, one holds.
-        successor.release()
-        eventually(lambda: successor.ask("status")["phase"] == "certify", "the report is on its way")
-        successor.ask("pause")  # said after the report, and a link keeps the order
-        eventually(lambda: phase_of(successor, asked=voter) == "paused", "the report is there")
-        successor.ask("resume")
-        successor.signal(signal.SIGSTOP, trainer=False)
-        voter.release()
-        voter.wait("prepared", round=1, view=0)
-        voter.kill()
-        (accepted,) = (r.value for r in voter.durable_records() if r.kind == "prepare")
-        assert accepted is not None
-        successor.signal(signal.SIGCONT, trainer=False)
-        assert not successor.events("certified")
-
-        voter.start(join=[successor])
-        successor.certified(1)
-        mute.release()
-        for node in (voter, successor):
-            assert node.certified(2)["contributors"] >= 2
-        # Who votes by its log may have the state of that round from another; what it stands on is the same.
-        assert voter.certified(2)["value"] == successor.certified(2)["value"]
-        eventually(
-            lambda: mute.events("certified", round=2) or mute.events("caught_up", round=2), "the third has it too"
-        )
-        for node in swarm.nodes:
-            node.kill()
-        for node in (voter, successor):  # the two that round 1 takes; the third may only have heard of it
-            assert_votes_once(node)
-        again = [r.value for r in voter.durable_records() if (r.kind, r.round, r.view) == ("prepare", 1, 0)]
-        assert again in ([], [accepted])
-        assert_exact(swarm.report(2))
-
-
-def phase_of(node: Node, *, asked: Node) -> str:
-    """What a node does, as another knows it."""
-    (phase,) = (m["phase"] for m in asked.ask("status")["members"] if m["peer_id"] == node.peer_id)
-    return str(phase)
 
 
 @pytest.mark.long

@@ -166,33 +166,6 @@ def test_the_authority_goes_on_without_those_who_are_gone_and_they_may_join_agai
         assert ("0.0", 3) not in assert_one_decision_each(swarm)
 
 
-@pytest.mark.long  # by value: test_swarm_in_a_box.py, test_box_failures.py
-@pytest.mark.parametrize("hold", ["3:reduce:0.4", "3:certify"])
-def test_a_swarm_that_lost_its_power_goes_on_from_the_newest_certificate(tmp_path: Path, hold: str) -> None:
-    with Swarm(tmp_path, nodes=3) as swarm:
-        swarm.start_together(holds=[hold])
-        for node in swarm.nodes:
-            node.hold(hold)
-        second = {node.certified(2)["digest"] for node in swarm.nodes}
-        for node in swarm.nodes:
-            node.kill()
-        first, *others = swarm.nodes
-        first.start()
-        for node in others:
-            node.start(join=[first])
-        for node in swarm.nodes:
-            assert node.wait("round_started")["round"] == 3
-        # Two may go on before the third is linked, which then fetches their rounds, and certifies those that follow.
-        together = max(4, *(node.wait("certified")["round"] for node in swarm.nodes))
-        assert len({node.certified(together)["digest"] for node in swarm.nodes}) == 1
-        assert not any(node.events("certified", round=2) for node in swarm.nodes)
-        for node in swarm.nodes:
-            node.kill()
-            assert_votes_once(node)
-        assert len(second) == 1
-        assert assert_one_decision_each(swarm) >= {("0.0", round) for round in range(1, 5)}
-
-
 @pytest.mark.long
 def test_power_lost_in_the_middle_of_a_vote_to_go_back(tmp_path: Path) -> None:
     with Swarm(tmp_path, nodes=3, forked=False) as swarm:

@@ -33,7 +33,6 @@ from shoal.protocol.agreement import (
     Broadcast,
     Decided,
     DurableRecord,
-    FreeToPlan,
     Mismatch,
     NeedFinals,
     NeedState,
@@ -364,7 +363,7 @@ class Lab:
             elif isinstance(effect, Decided):
                 self._decided(number, effect.certificate)
             else:
-                assert isinstance(effect, FreeToPlan | Mismatch | NeedState), effect
+                assert isinstance(effect, Mismatch | NeedState), effect
         if member.agreement is not None:
             if member.agreement.view < member.seen_view:
                 raise Violation("a view went back", f"{member.seen_view} to {member.agreement.view}")

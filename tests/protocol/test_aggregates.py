@@ -102,12 +102,6 @@ def test_plan_that_combines_otherwise_than_agreed_is_refused(planned: object) ->
     assert error.value.peer == LEAD
 
 
-def test_name_of_an_aggregate_is_bounded() -> None:
-    plain = msgspec.msgpack.decode(canonical(GOOD))
-    with pytest.raises(RemoteError):
-        decode(canonical(plain | {"aggregate": "m" * 33}), Plan)
-
-
 # -- declared tokens -----------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,6 @@ from shoal.protocol.pairing import (
     candidates,
     pairs,
 )
-from shoal.protocol.peering import LinkMessage
 from shoal.protocol.wire import HASH_BYTES, canonical, decode
 
 SWARM = bytes(range(32))
@@ -412,11 +411,6 @@ def test_what_cannot_be_is_refused() -> None:
 # --- messages ---
 
 PEER = Identity.from_seed(bytes(32)).peer_id
-
-
-@pytest.mark.parametrize("message", [offer(3), Decline(round=1, mine=2), Withdraw(round=1), Taken(round=1)])
-def test_messages_travel_over_links(message: GossipMessage) -> None:
-    assert decode(canonical(message), LinkMessage, peer=PEER) == message  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", [{"chunk_values": 2048}, {"numel": 4097}, {"hashes": bytes(64)}, {"hashes": b""}])

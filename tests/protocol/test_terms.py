@@ -252,7 +252,7 @@ def test_member_votes_to_go_back_once_it_holds_that_state_and_a_quorum_consented
     (need,) = voter.receive(lead._me, propose(value))
     assert need == NeedState(value)
     (mismatch,) = voter.holds(target, plan_hash("another digest"))
-    assert mismatch == Mismatch(value, None)
+    assert mismatch == Mismatch(value)
     persist, prepare = voter.holds(target, value.digest)[:2]
     record = DurableRecord(kind="prepare", term=Term(), round=5, value=value)
     assert persist.record == record  # type: ignore[union-attr]

@@ -97,6 +97,16 @@ def _kinds() -> str:
     return ", ".join(f"{kind.name} {kind.value}" for kind in frame.FrameKind if kind not in LATER_KINDS)
 
 
+def said() -> list[type[msgspec.Struct]]:
+    """Every struct of the list."""
+    return [
+        value
+        for module in modules()
+        for value in vars(module).values()
+        if _is_said(value) and value.__module__ == module.__name__ and value.__qualname__ not in BASES
+    ]
+
+
 def _is_said(value: object) -> bool:
     if not isinstance(value, type) or not issubclass(value, msgspec.Struct):
         return False

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -153,20 +152,6 @@ def test_agents_train_on_the_tasks_that_they_are_given_by_their_own_rewards() ->
     assert result.informative_groups > 0
     with pytest.raises(ConfigError, match="of one task there is no half"):
         tiny_bench(choices=tasks, skills="unlike")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ({"local": 0}, "--local"),
-        ({"local": 5000}, "--local"),
-        ({"external": -1}, "--external"),
-        ({"learning_rate": 0.0}, "--learning-rate"),
-    ],
-)
-def test_rounds_that_cannot_be_made_are_refused(wrong: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        tiny_bench(**wrong)
 
 
 def test_tasks_are_those_of_a_manifest(tmp_path: Path) -> None:

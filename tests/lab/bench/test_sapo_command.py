@@ -29,12 +29,10 @@ def test_sapo_prints_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--agents", "0"], "--agents"),
-        (["--rounds", "0"], "--rounds"),
         (["--skills", "equal"], "--skills"),
         (["--attackers", "1"], "--attackers"),
         (["--terms", "hope"], "--terms"),
-        (["--local", "0"], "local"),
+        (["--learning-rate", "0"], "--learning-rate"),
         (["--settings", "8"], "--settings"),
         (["--seeds", "1,x"], "--seeds"),
     ],

@@ -158,16 +158,6 @@ def test_synchronous_gradients_weigh_by_tokens() -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
 
 
-def test_synchronous_training_with_one_member_and_one_step_a_round_is_an_ordinary_loop() -> None:
-    workload, inner = TextWorkload(**TINY), InnerSettings(lr=0.01)  # type: ignore[arg-type]
-    training = SynchronousTraining(workload, seed=7, inner=inner, members=1)
-    for _ in range(3):
-        training.train_round(1)
-    expected = directly(workload, inner, members=1, rounds=3, steps=1)
-    with torch.no_grad():
-        assert training.evaluate() == pytest.approx(float(workload.evaluate(expected)), abs=1e-6)
-
-
 def test_synchronous_curve_counts_tokens_and_the_bytes_of_an_allreduce_at_every_step() -> None:
     bench = tiny()
     manifest = bench.manifest(1, [Identity.generate().peer_id])
@@ -192,17 +182,6 @@ def test_synchronous_training_takes_the_same_windows_with_more_nodes_of_smaller_
     for _ in range(STEPS):
         windows = {bytes(window.tolist()) for window in next(alone)}
         assert {bytes(window.tolist()) for part in next(joined) for window in part} == windows
-
-
-def test_one_synchronous_curve_serves_any_number_of_nodes_that_share_a_batch() -> None:
-    curves = []
-    for nodes, batch in ((2, 4), (4, 2)):
-        bench = tiny(nodes=nodes, options=TINY | {"batch": batch})
-        assert bench.step_tokens == 2 * STEP_TOKENS
-        curves.append(train_synchronously(bench.manifest(1, [NOBODY]), members=nodes, rounds=2))
-    for one, other in zip(*curves, strict=True):
-        assert (one.round, one.tokens) == (other.round, other.tokens)
-        assert one.val_loss == pytest.approx(other.val_loss, abs=1e-5)  # summed in another order
 
 
 # -- the swarm in one process --------------------------------------------------------------------------------
@@ -341,6 +320,28 @@ def test_real_nodes_certify_what_the_local_swarm_computes_under_every_strategy(
         assert swarm.header is not None
         assert {node.digests[str(number)] for node in report.nodes} == {swarm.header.digest.hex()}
     assert swarm.state.tokens >= bench.tokens  # though each fragment of a stream had to have its first round
+
+
+def test_nodes_without_records_train_on_a_text_of_ones_own_and_are_compared(
+    tmp_path: Path,
+) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(8):
+        (text / f"{number}.txt").write_text("a shoal of fish swims as one. " * 300)
+    options = TINY | {"width": 32}
+    bench = tiny(strategy="streaming", keys=STREAMED, inner_steps=4, options=options, text=text, unrecorded=True)
+    found = bench_train.measure(bench, (1,), tmp_path / "out", threads=1)
+    (run,) = found.seeds
+    assert (found.sound, run.in_process, found.settings.text) == (True, False, "text")
+    assert run.ended_with(bench.tokens)
+    assert run.curve[0] == run.sync_curve[0]
+    assert run.curve[0].val_loss == pytest.approx(8.0, abs=1e-3)
+    assert max(run.curve[-1].val_loss, run.sync_curve[-1].val_loss) < 6.5, "it is an easy text"
+    assert not list((tmp_path / "out").glob("seed-1/nodes/*/rounds"))
+    assert bench_train.measure(bench, (1,), tmp_path / "out", threads=1).seeds == (run,)
+    with pytest.raises(ConfigError, match="--text"):
+        measure(tiny(), (1,), tmp_path, baseline=found)
 
 
 def log_of(folder: Path, index: int, lives: Sequence[Sequence[dict[str, Any]]]) -> None:
@@ -731,6 +732,9 @@ def test_results_of_several_seeds_are_one_and_those_of_other_settings_another(re
         ({"synchronous": True, "slow": 2.0}, "--synchronous has no nodes"),
         ({"part_time": 0.5, "nodes": 16, "tokens": 10**6}, "come and go"),
         ({"skew": 0.0}, "--alpha is 0.01 to 100"),
+        ({"skew": 0.3, "text": Path("text")}, "leave --text out"),
+        ({"unrecorded": True, "churn": 0.25}, "--unrecorded is for certified rounds"),
+        ({"unrecorded": True, "strategy": "gossip"}, "--unrecorded is for certified rounds"),
         ({"nodes": 3, "options": {}}, "give --option batch=N"),
         ({"strategy": "magic"}, "strategy"),
         ({"options": {"size": 3}}, "no option 'size'"),
@@ -848,15 +852,6 @@ def test_a_disturbed_row_is_held_against_the_undisturbed_one(result: TrainResult
     assert missed_row.name == "token efficiency of a disturbed row"
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])
-def test_optimizer_and_data_are_options_of_their_own(optimizer: OptimizerName) -> None:
-    options = TrainOptions(optimizer=optimizer, settings=["inner.lr=0.001"], data="even")
-    manifest = options.bench.manifest(1, [NOBODY])
-    assert (manifest.inner.optimizer, manifest.inner.lr) == (optimizer, 0.001)
-    assert (options.bench.skew, TrainOptions().bench.manifest(1, [NOBODY]).inner.optimizer) == (None, "adamw")
-    assert f"--optimizer {optimizer}" in options.command
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -865,6 +860,7 @@ def test_optimizer_and_data_are_options_of_their_own(optimizer: OptimizerName) -
         ({"options": ["width"]}, "must be KEY=VALUE"),
         ({"baseline": Path("nowhere.json")}, "there is no nowhere.json"),
         ({"in_process": True, "slow": 2.0}, "leave --in-process out"),
+        ({"in_process": True, "unrecorded": True}, "leave --in-process out"),
         ({"alpha": 0.5}, "with --data skewed only"),
         ({"optimizer": "muon", "settings": ["inner.optimizer=adamw"]}, "say the same"),
     ],

@@ -441,12 +441,6 @@ def test_a_soak_is_of_any_strategy_whose_rounds_are_certified_and_its_rounds_las
     assert not (tmp_path / "out").exists()
 
 
-def test_an_earlier_soak_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "soak.json").touch()
-    assert execute(["soak", "--out", str(tmp_path)]) == 2
-    assert "is not empty; choose another --out" in capsys.readouterr().err
-
-
 # -- a short one ---------------------------------------------------------------------------------------------
 
 

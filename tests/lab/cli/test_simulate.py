@@ -10,7 +10,7 @@ import pytest
 
 from shoal.cli.main import execute
 from shoal.lab.simulate import simulation as simulate_module
-from shoal.lab.simulate.judge import Judge, Violation
+from tests.lab.simulate.seeded_bugs import BlamesEverything
 
 KEYS = {
     "peers", "rounds_certified", "forks", "wrong_values", "stalled_rounds", "detect_s_p99",
@@ -96,13 +96,7 @@ def test_simulate_names_the_option_that_is_out_of_range(
 def test_simulate_ends_with_one_and_the_shortest_test_after_a_violation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Strict(Judge):
-        """Holds every certificate to be a violation."""
-
-        def decided(self, certificate: object) -> None:
-            raise Violation("no fork", "made up")
-
-    monkeypatch.setattr(simulate_module, "Components", partial(simulate_module.Components, judge=Strict))
+    monkeypatch.setattr(simulate_module, "Components", partial(simulate_module.Components, judge=BlamesEverything))
     assert execute(["simulate", "--peers", "4", "--rounds", "3", "--shrink"]) == 1
     out, err = capsys.readouterr()
     assert "violations no fork: made up" in out

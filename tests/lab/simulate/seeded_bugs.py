@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.collectives.finals import FinalFormat
 from shoal.collectives.reduce import Reduction
+from shoal.lab.simulate.judge import Judge, Violation
 from shoal.protocol.agreement import Agreement, AgreementEffect, Broadcast
 from shoal.protocol.effects import Effect
 from shoal.protocol.identity import PeerId
@@ -115,6 +116,13 @@ class OneLossIsDeath(MembershipMachine):
         if watched.probe is not None and now >= watched.probe.deadline:
             return self._happens(peer, watched, Event.LOST, now)
         return super()._overdue(peer, watched, now)
+
+
+class BlamesEverything(Judge):
+    """Holds every certificate to be a violation."""
+
+    def decided(self, certificate: object) -> None:
+        raise Violation("no fork", "made up")
 
 
 def anyone_decides(previous: Value, supporters: Iterable[Any], leaves: Any = (), **_: Any) -> bool:

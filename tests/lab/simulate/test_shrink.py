@@ -13,9 +13,9 @@ import pytest
 from shoal.cli.main import execute
 from shoal.lab.simulate import simulation as simulate_module
 from shoal.lab.simulate.crowd import run_crowd
-from shoal.lab.simulate.judge import Judge, Violation
 from shoal.lab.simulate.scenario import FLAT_LIMIT_PEERS, Churn, Fault, Scenario, random_scenario
 from shoal.lab.simulate.shrink import as_test, candidates, shrink
+from tests.lab.simulate.seeded_bugs import BlamesEverything
 
 JOINED = """
 [[fault]]
@@ -110,13 +110,7 @@ def test_a_join_goes_with_what_befalls_its_newcomer_and_later_newcomers_keep_the
 def test_shrink_of_a_file_with_a_join_that_a_fault_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Strict(Judge):
-        """Holds every certificate to be a violation."""
-
-        def decided(self, certificate: object) -> None:
-            raise Violation("no fork", "made up")
-
-    monkeypatch.setattr(simulate_module, "Components", partial(simulate_module.Components, judge=Strict))
+    monkeypatch.setattr(simulate_module, "Components", partial(simulate_module.Components, judge=BlamesEverything))
     (tmp_path / "faults.toml").write_text(JOINED)
     asked = ["simulate", "--peers", "4", "--rounds", "1", "--faults", str(tmp_path / "faults.toml"), "--shrink"]
     assert execute(asked) == 1

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.node.state.checkpoint_check import check_checkpoint
-from shoal.node.state.store import Store
-from shoal.protocol.timeouts import VOTE_TIMEOUT_S
-from tests.node.lab import ROUND_TOKENS, Node, Swarm, eventually, lose_newest_certificate, shoal
+from tests.node.lab import Node, Swarm, eventually, shoal
 
 ROUNDS = 6
 
@@ -68,46 +66,6 @@ def test_a_node_alone_killed_at_any_moment_certifies_the_same_digests(tmp_path: 
         assert all(e["exact"] and not e["refused"] for e in resumed), resumed
         again = digests([other])  # it may have been killed beyond the last round that is compared
         assert {round: digest for round, digest in again.items() if round <= ROUNDS} == expected
-
-
-RESTLESS = """
-import os
-
-import torch
-
-from shoal.node.workloads.regression import RegressionWorkload
-
-
-class Restless(RegressionWorkload):
-    def loss(self, model, batch):
-        loss, samples = super().loss(model, batch)
-        return loss * (1 + int.from_bytes(os.urandom(2)) * 2.0**-20), samples
-"""
-
-
-@pytest.mark.long  # by value: tests/node/test_swarm_in_a_box.py
-def test_work_of_a_node_alone_is_counted_once_when_it_is_killed_between_vote_and_certificate(tmp_path: Path) -> None:
-    """Its trainer repeats nothing bit for bit, and the file of its work was not on disk yet."""
-    (tmp_path / "restless.py").write_text(RESTLESS)
-    with Swarm(tmp_path, nodes=1, workload="restless:Restless") as swarm:
-        (node,) = swarm.nodes
-        node.start(holds=["4:train"])
-        node.hold("4:train")
-        decided = node.certified(3)
-        node.kill()
-        lose_newest_certificate(node)
-        for file in (node.folder / "resume").glob("0.0-3.*"):
-            file.unlink()
-        node.start(holds=["5:train"])
-        began, over = (node.wait("round_started", round=round)["at"] for round in (3, 4))
-        assert over - began < VOTE_TIMEOUT_S / 2
-        assert node.wait("contributed", round=4)["tokens"] == ROUND_TOKENS
-        node.hold("5:train")
-        assert not node.events("contributed", round=3)
-        assert node.ask("status")["digest"] == node.certified(4)["digest"]
-        node.kill()
-        with Store(node.folder) as store:
-            assert store.certificates()[2].value.hash.hex() == decided["value"]
 
 
 DUE_IN_3 = ["--checkpoint-every", "3"]
