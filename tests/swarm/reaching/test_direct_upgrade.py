@@ -58,7 +58,7 @@ def end_of(node: Node, relay: Node) -> End:
 @contextlib.asynccontextmanager
 async def relayed_pair(*, straighten: bool = True) -> AsyncIterator[tuple[End, End, Node]]:
     """Two connected through a relay, the lower PeerId first. straighten: whether they make that straight."""
-    relay, *others = [make_node(None, None) for _ in range(3)]
+    relay, *others = [make_node() for _ in range(3)]
     async with trio.open_nursery() as nursery:
         for node in (relay, *others):
             node.host.serve(ECHO, echo)

@@ -72,7 +72,7 @@ class Node:
         return self.host.peer_id
 
 
-def make_node(upload: RateLimit | None) -> Node:
+def make_node(upload: RateLimit | None = None) -> Node:
     identity, sink = Identity.generate(), RecordingSink()
     host = Host(identity=identity, listen=CONTROL)
 
