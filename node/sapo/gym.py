@@ -25,7 +25,7 @@ from typing import Any
 
 import blake3
 
-from shoal.node.sapo.gym_families import EASY, LIMITS, REFUSED
+from shoal.node.sapo.gym_families import EASY, LIMITS, NO_SETTINGS, REFUSED
 from shoal.node.sapo.scorers import ANSWER_LIMIT_CHARS, SCORERS, SCORERS_VERSION
 from shoal.node.sapo.tasks import Config, Task, TaskFamily, answer_in, pack_config, unpack_config
 from shoal.protocol.errors import ConfigError, LocalError, did_you_mean
@@ -141,7 +141,7 @@ class GymFamily(TaskFamily):
         """The settings, with their defaults."""
         defaults = self._classes()[1]()
         fields = dataclasses.fields(defaults)
-        return {field.name: getattr(defaults, field.name) for field in fields if field.name not in ("seed", "size")}
+        return {field.name: getattr(defaults, field.name) for field in fields if field.name not in NO_SETTINGS}
 
     def _entry(self, config: Config, seed: int, index: int) -> tuple[Any, Mapping[str, Any]]:
         return self._made(pack_config(config), seed, index)

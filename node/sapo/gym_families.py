@@ -151,6 +151,10 @@ EASY: Mapping[str, Mapping[str, Any]] = {
 }
 """The preset ``easy``: the smallest tasks that the family makes in variety, for those families that have such."""
 
+NO_SETTINGS = frozenset({"seed", "size", "data_file"})
+"""Parameters of generators that no config sets: what follows from the task, and a file that would be read. A swarm must
+not choose which files of a node are read, and what is in them would be asked, and answered in front of all."""
+
 LIMITS: Mapping[str, Mapping[str, float]] = {
     "calendar_arithmetic": {"year": 9000, "offset_upper_bound": 3650, "leap_year_range": 2000},
     "propositional_logic": {"max_vars": 6, "min_vars": 6},

@@ -145,6 +145,7 @@ def test_easy_preset_makes_short_questions_in_variety(name: str) -> None:
         ("basic_arithmetic", {"max_term": 2}, "no setting 'max_term'; did you mean 'max_terms'\\?; it has min_terms"),
         ("basic_arithmetic", {"seed": 2}, "no setting 'seed'"),
         ("basic_arithmetic", {"size": 2}, "no setting 'size'"),
+        ("spell_backward", {"data_file": "../../../../etc/passwd"}, "no setting 'data_file'"),
         ("basic_arithmetic", {"max_terms": "2"}, "max_terms = '2' is not like its default 6"),
         ("basic_arithmetic", {"max_terms": True}, "max_terms = True is not like its default 6"),
         ("basic_arithmetic", {"max_terms": 2.0}, "max_terms = 2.0 is not like its default 6"),
@@ -169,6 +170,12 @@ def test_config_is_refused_in_one_line(name: str, config: Config, message: str) 
     with pytest.raises(ConfigError, match=message) as refused:
         TaskChoice(family=load_family(name), config=config)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_no_setting_names_a_file(name: str) -> None:
+    texts = {key: value for key, value in GymFamily(name)._fields().items() if type(value) is str}
+    assert not [key for key, value in texts.items() if "file" in key or "/" in value or Path(value).suffix]
 
 
 def test_config_at_its_bounds_is_taken() -> None:
