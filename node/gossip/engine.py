@@ -177,6 +177,7 @@ class GossipEngine:
             founder=self._me in self._founders,
             others=[peer for peer in self._founders if peer != self._me],
             accepts=self._layouts.accept,
+            numel=self._steps.grid.numel,
             timeout_s=self._grace_s,
             on_progress=self._p.on_progress,
         )

@@ -101,9 +101,10 @@ class GossipExchange:
     async def snapshot(
         self, peer: PeerId, standing: Standing, accepts: Callable[[StateHeader], None], on_progress: OnProgress
     ) -> tuple[CertifiedState, StateHeader]:
-        """The state that `peer` said it has. accepts: raises ConfigError for a state of another model.
+        """The state that `peer` said it has. accepts: raises ConfigError, or RemoteError, for a state of another model.
 
-        Raises NetworkError if it does not come, RemoteError if it is not what was signed.
+        Raises NetworkError if it does not come, RemoteError if it is not what was signed. Its peer alone vouches for
+        it, so no memory is taken for a state of a size that `accepts` does not know.
         """
         answer: FetchAnswer = decode(
             await self._ask(peer, canonical(GetHeader(round=standing.round))),
@@ -114,10 +115,12 @@ class GossipExchange:
         if not isinstance(answer, HeaderAnswer):
             raise NetworkError(f"{peer} does not hold its state of round {standing.round} any more")
         header = decode(answer.header, StateHeader, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)
-        assembly = StateAssembly(header, digest=standing.digest)  # nothing of the header was believed until here
+        if header.digest != standing.digest:  # nothing of the header was believed until here
+            raise RemoteError("has another state than the one it said", peer=peer)
         if header.round != standing.round:
             raise RemoteError(f"has a state of round {header.round}, and said {standing.round}", peer=peer)
         accepts(header)
+        assembly = StateAssembly(header, digest=standing.digest)
         grid, scope = header.grid, header.digest[:SCOPE_BYTES]
         job = Job(
             what=f"the snapshot of round {header.round}",

@@ -64,6 +64,7 @@ class GossipStart:
         founder: bool,
         others: Collection[PeerId],
         accepts: Callable[[bytes], None],
+        numel: int,
         timeout_s: float,
         on_progress: Callable[[Progress], None],
     ) -> None:
@@ -73,6 +74,7 @@ class GossipStart:
         self._founder = founder
         self._others = frozenset(others)
         self._accepts_layout = accepts
+        self._numel = numel
         self._on_progress = on_progress
         self._draws_at = trio.current_time() + timeout_s
         self._ask_at, self._decides_at = -math.inf, math.inf
@@ -173,6 +175,8 @@ class GossipStart:
 
     def _accepts(self, header: StateHeader) -> None:
         self._accepts_layout(header.layout)
+        if header.numel != self._numel:  # a hash of names and shapes says nothing of who copied it
+            raise RemoteError(f"its state has {header.numel} values, and that of this model {self._numel}")
 
     def _check_layout(self, layout: bytes) -> None:
         if layout != self._training_client.layout_hash:

@@ -13,6 +13,7 @@ import trio
 from shoal.collectives.codecs import Undecodable
 from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.gossip import GossipSettings, GossipVector, decode_vector, dither_of, encode_vector
+from shoal.collectives.grid import CHUNK_LIMIT_VALUES
 from shoal.collectives.state import StateHeader
 from shoal.node.gossip.exchange import VECTORS_KEPT, GossipExchange, VectorCache
 from shoal.node.outcome import StateFetched
@@ -22,9 +23,9 @@ from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.gossip_messages import Standing
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH
-from shoal.protocol.peering import GetHeader
-from shoal.protocol.wire import canonical
+from shoal.protocol.messages import NO_HASH, Term
+from shoal.protocol.peering import GetHeader, HeaderAnswer
+from shoal.protocol.wire import HASH_BYTES, canonical
 from shoal.swarm.lanes.chunks import ChunkExchange, ChunkRef, ChunkSpace
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.socket import Moved
@@ -147,7 +148,7 @@ async def test_a_snapshot_is_what_its_peer_signed(tmp_path: Path) -> None:
 async def test_a_snapshot_of_another_digest_or_with_other_bytes_is_refused(tmp_path: Path) -> None:
     pair, state = Pair(tmp_path), state_of(7, seed=3)
     pair.donor.cache.put(state, pair.donor.cache.header(state))
-    with pytest.raises(RemoteError, match="not the certified one"):
+    with pytest.raises(RemoteError, match="has another state than the one it said"):
         await pair.exchange.snapshot(PARTNER, Standing(round=7, digest=NO_HASH), accept_any, ignore)
     pair.donor.spoil = lambda header, data: flipped(data)
     standing = Standing(round=7, digest=pair.donor.cache.digest(state))
@@ -182,3 +183,29 @@ async def test_a_snapshot_of_another_round_than_its_peer_named_is_refused(tmp_pa
     with pytest.raises(RemoteError, match="has a state of round 9, and said 7"):
         await pair.exchange.snapshot(PARTNER, standing, accept_any, ignore)
     assert pair.world.chunks_from(PARTNER) == 0
+
+
+async def test_no_memory_is_taken_for_a_snapshot_of_a_size_that_is_not_accepted(tmp_path: Path) -> None:
+    pair, chunks = Pair(tmp_path), 8000
+    hashes = bytes(HASH_BYTES) * chunks
+    header = StateHeader(
+        term=Term(),
+        round=7,
+        tokens=0,
+        numel=chunks * CHUNK_LIMIT_VALUES,  # a terabyte for two vectors
+        chunk_values=CHUNK_LIMIT_VALUES,
+        layout=bytes(HASH_BYTES),
+        anchor=hashes,
+        momentum=hashes,
+    )
+
+    async def answers_with_it(peer: PeerId, data: bytes) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return canonical(HeaderAnswer(header=canonical(header)))
+
+    def refuse(found: StateHeader) -> None:
+        raise RemoteError(f"{found.numel} values are too many")
+
+    pair.exchange._ask = answers_with_it
+    with pytest.raises(RemoteError, match="values are too many"):
+        await pair.exchange.snapshot(PARTNER, Standing(round=7, digest=header.digest), refuse, ignore)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 
@@ -79,6 +80,7 @@ class Beginner:
             founder=founder,
             others=(A, B),
             accepts=self.accepts,
+            numel=GRID.numel,
             timeout_s=TIMEOUT_S,
             on_progress=lambda progress: None,
         )
@@ -175,6 +177,16 @@ async def test_weights_that_are_not_finite_are_nobodys_start(tmp_path: Path, val
     anchor = whole.anchor.copy()
     anchor[-1] = value
     one.says(A, replace(whole, anchor=frozen(anchor)))
+    one.names(B, 6)
+    assert await one.begins_on() == B
+    one.peers.gone = {B}
+    assert await one.begins_on() is None
+
+
+async def test_state_of_another_size_under_the_layout_of_this_model_is_nobodys_start(tmp_path: Path) -> None:
+    one, whole = Beginner(tmp_path, founder=False), state_of(5)
+    longer = frozen(np.zeros(GRID.numel + 1, np.float32))
+    one.says(A, replace(whole, anchor=longer, momentum=longer))
     one.names(B, 6)
     assert await one.begins_on() == B
     one.peers.gone = {B}
