@@ -136,7 +136,10 @@ def _from_this_origin(request: Request) -> bool:
     if ORDER_HEADER not in request.headers or request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False
     origin = request.headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    try:
+        return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    except ValueError:
+        return False
 
 
 def _cookie_of(token: str) -> str:

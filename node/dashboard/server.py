@@ -6,7 +6,9 @@ Here a connection that takes nothing for `SEND_DEADLINE_S` is broken, and all ar
     open ──(a whole request is here)──► answering ──(it is answered)──► open …
 
 Where there is no room for another connection, the one that has been open the longest without a whole request gives way.
-So whoever sends half a request, or none, keeps nobody from the page; only answers under way can fill it.
+So whoever sends half a request, or none, keeps nobody from the page; only answers under way can fill it. And it is
+HTTP/1.1 alone that is spoken: in HTTP/2 it is for the client to say how much of an answer may be sent, and while it
+says nothing no deadline of a connection runs.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import NamedTuple
 
+import h11
 import trio
 from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, ConnectionState, Scope
@@ -87,7 +91,7 @@ class _Connections:
             return
         self._open[client] = connection = _Connection(stream)
         try:
-            await TCPServer(self._app, self._config, WorkerContext(None), ConnectionState({}), connection)  # type: ignore[arg-type]
+            await _Server(self._app, self._config, WorkerContext(None), ConnectionState({}), connection)  # type: ignore[arg-type]
         except Exception:  # the boundary: whatever one client brings about ends its connection and no other
             logger.exception("a connection to the page failed")
         finally:
@@ -127,6 +131,32 @@ class _Connections:
         finally:
             for connection in self._open.values():
                 connection.close()
+
+
+class _Server(TCPServer):
+    """hypercorn's server of one connection, which no client takes to HTTP/2."""
+
+    async def _read_data(self) -> None:
+        made = self.protocol
+        made.protocol = _Http11(
+            made.app,
+            made.config,
+            made.context,
+            made.task_group,
+            made.state,
+            made.ssl,
+            made.client,
+            made.server,
+            made.send,
+        )
+        await super()._read_data()
+
+
+class _Http11(H11Protocol):
+    """hypercorn's HTTP/1.1, that a request's wish for another protocol does not end."""
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Stay with it: whoever begins in HTTP/2 is answered that this is no request."""
 
 
 class _Noting:

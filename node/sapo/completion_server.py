@@ -296,8 +296,7 @@ class CompletionServer:
 
     def _check(self, request: Request) -> None:
         """Refuse what a web page that is open on this machine could send. Raises Refused."""
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        if self._loopback and not is_loopback(host):
+        if self._loopback and not _names_this_machine(request):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "this name is not the engine's; use its address")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
@@ -330,8 +329,9 @@ class CompletionServer:
         return {"id": f"cmpl-{next(self._numbers)}", **reply}
 
     async def _load(self, request: Request) -> dict[str, Any]:
-        if request.client is None or not is_loopback(request.client.host):
-            raise Refused(HTTPStatus.FORBIDDEN, "models are loaded at the wish of this machine only")
+        came_from_here = request.client is not None and is_loopback(request.client.host)
+        if not (came_from_here and _names_this_machine(request)):  # else a page in a browser here may have sent it
+            raise Refused(HTTPStatus.FORBIDDEN, "models are loaded at the wish of this machine only, at its loopback")
         wish = decoded(await _body(request), Load)
 
         def take() -> None:
@@ -371,6 +371,14 @@ class CompletionServer:
                 return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
         finally:
             self._waiting -= 1
+
+
+def _names_this_machine(request: Request) -> bool:
+    """True if the engine was asked for under a name that nobody else can point here."""
+    try:
+        return is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or "")
+    except ValueError:
+        return False
 
 
 async def _body(request: Request) -> bytes:

@@ -220,6 +220,7 @@ async def test_the_page_orders_and_no_foreign_page_does(app: ASGIApp, swarm: Syn
         {"x-shoal-order": "1", "origin": "http://evil.example"},
         {"x-shoal-order": "1", "origin": "http://127.0.0.1:9999"},
         {"x-shoal-order": "1", "origin": "null"},
+        {"x-shoal-order": "1", "origin": "http://["},
         {"x-shoal-order": "1", "sec-fetch-site": "cross-site"},
         {"x-shoal-order": "1", "sec-fetch-site": "same-site"},
     )

@@ -180,6 +180,33 @@ async def _until_closed(stream: trio.SocketStream) -> None:
             pass
 
 
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+NO_WINDOW = bytes.fromhex("000006 04 00 00000000 0004 00000000")
+"""Settings of HTTP/2 by which a client takes nothing of an answer yet."""
+ASKS_FOR_THE_PAGE = bytes.fromhex("00000e 01 05 00000001 828684 41 09") + b"127.0.0.1"
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    b"http2-settings: AAQAAAAA\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("begin", [HTTP2 + NO_WINDOW + ASKS_FOR_THE_PAGE, UPGRADE], ids=["at once", "by an upgrade"])
+async def test_nobody_takes_a_connection_to_http_2_and_keeps_it_without_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    monkeypatch.setattr(server, "CONNECTION_LIMIT", 3)
+    swarm = SyntheticSwarm(peers=1, now=NOW, rounds=1)
+    async with serving(page_of(swarm, tmp_path)) as place:
+        held = [await trio.open_tcp_stream(*place) for _ in range(3)]
+        for stream in held:
+            await stream.send_all(begin)
+            assert (await stream.receive_some(9)) == b"HTTP/1.1 "
+            assert not (await stream.receive_some(4)).startswith(b"101")
+        assert (await get(place, "/"))[0] == 200
+        for stream in held:
+            await trio.aclose_forcefully(stream)
+
+
 @pytest.mark.parametrize("path", ["/", "/api/feed"])
 async def test_an_upgrade_to_a_websocket_is_answered_with_an_error(tmp_path: Path, path: str) -> None:
     swarm = SyntheticSwarm(peers=1, now=NOW, rounds=1)

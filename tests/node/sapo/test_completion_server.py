@@ -11,9 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 
-from shoal.node.sapo.completion_server import BODY_LIMIT_BYTES
+from shoal.node.sapo.completion_server import BODY_LIMIT_BYTES, CompletionServer, Served
 from shoal.node.sapo.engine_client import EngineClient
 from tests.node.lab import shoal
 from tests.node.sapo.engine_lab import Engine, Judge, save_model
@@ -172,6 +174,42 @@ def test_what_is_no_request_of_this_machine_s_user_is_refused(engine: Engine, tm
     with socket.create_connection(engine.address) as half:
         half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{")
         assert engine.ask("/health", method="GET") == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize(
+    ("host", "client", "status"),
+    [
+        ("page.example.org:8000", "127.0.0.1", 403),  # a name that its owner points here now, in a browser here
+        ("192.168.7.2:8000", "127.0.0.1", 403),
+        ("[", "127.0.0.1", 403),
+        ("127.0.0.1:8000", "192.168.7.3", 403),
+        ("127.0.0.1:8000", "127.0.0.1", 400),  # it is listened to: there is no such folder
+    ],
+)
+async def test_engine_that_others_reach_takes_models_from_its_own_machine_alone(
+    tmp_path: Path, host: str, client: str, status: int
+) -> None:
+    served = Served(name="one", version=1, policy="1-one", model=None, tokenizer=None, room=8)
+    server = CompletionServer(served, device=torch.device("cpu"), loopback=False)
+    body = msgspec.json.encode({"model": str(tmp_path / "nowhere")})
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/load",
+        "query_string": b"",
+        "headers": [(b"host", host.encode()), (b"content-type", b"application/json")],
+        "client": (client, 40_000),
+    }
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await server.app(scope, receive, send)
+    assert sent[0]["status"] == status
 
 
 def test_model_that_cannot_be_loaded_leaves_the_one_that_is_there(engine: Engine, models: Path, tmp_path: Path) -> None:
