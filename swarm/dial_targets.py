@@ -6,7 +6,8 @@ A record is signed by its peer, which may put any address into it, and only a ha
   host `HOST_BURST` times, then `HOST_PER_S`, until somebody is reached there. All DNS names but those that this node's
   user gave count as one target.
 * Of one peer at most ADDRESSES_LIMIT addresses are tried.
-* Loopback is tried only of a peer that names nothing but this machine's own addresses.
+* Loopback is tried only of a peer that names nothing but this machine's own addresses. So is the unspecified address,
+  which leads there too; and what an IPv6 address has of an IPv4 one in it is taken for that one.
 * Private addresses of networks in which this machine is not are tried only of a peer that names no public one.
 
 For an address through a relay that is not connected the relay's own address counts.
@@ -22,7 +23,14 @@ import trio
 from shoal.protocol.address import Address, CircuitAddress, parse_any
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.limits import Rates
-from shoal.swarm.reaching.networks import in_dialling_order, is_loopback, is_private, own_hosts, own_networks
+from shoal.swarm.reaching.networks import (
+    in_dialling_order,
+    is_loopback,
+    is_private,
+    machine_at,
+    own_hosts,
+    own_networks,
+)
 
 ADDRESSES_LIMIT = 8
 TARGET_PER_S, TARGET_BURST = 1 / 15, 16.0
@@ -46,19 +54,19 @@ class DialTargets:
 
     def may_dial(self, address: Address | CircuitAddress) -> bool:
         """Return True if this address may be dialled once more, and count the dial."""
-        now, host = trio.current_time(), _direct(address).host
+        now, host = trio.current_time(), machine_at(_direct(address).host)
         return self._targets.take(self._target(address), now) and (is_private(host) or self._hosts.take(host, now))
 
     def reached(self, address: Address | CircuitAddress) -> None:
         """A peer of the swarm has proven to be there."""
         self._targets.forget(self._target(address))
-        self._hosts.forget(_direct(address).host)
+        self._hosts.forget(machine_at(_direct(address).host))
 
     def _target(self, address: Address | CircuitAddress) -> tuple[str, int]:
         direct = _direct(address)
         if _is_name(direct.host) and direct.host not in self._named:
             return _ANY_NAME
-        return direct.host, direct.port
+        return machine_at(direct.host), direct.port
 
 
 def worth_dialling(addresses: Sequence[str]) -> tuple[str, ...]:
@@ -90,7 +98,7 @@ def _host(text: str) -> str | None:
         parsed = parse_any(text)
     except ConfigError:
         return None
-    return None if isinstance(parsed, CircuitAddress) or _is_name(parsed.host) else parsed.host
+    return None if isinstance(parsed, CircuitAddress) or _is_name(parsed.host) else machine_at(parsed.host)
 
 
 def _is_name(host: str) -> bool:

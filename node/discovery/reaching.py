@@ -145,14 +145,16 @@ class Reaching:
     def may_dial(self, peer: PeerId, host: str) -> bool:
         """True if the peer's connection comes from `host` or `host` is this machine, or if both are private.
 
-        So a member that names a third party's address sends nobody there.
+        So a member that names a third party's address sends nobody there, nor to what listens on this machine's
+        loopback alone.
         """
         seen = self._host.host_of(peer)
         if seen is None:
             return False
-        if _same(seen, host) or host in own_hosts():
+        if _same(seen, host) or (is_private(seen) and is_private(host)):
             return True
-        return is_private(seen) and is_private(host)
+        mine = own_hosts()
+        return host in mine and (seen in mine or not ipaddress.ip_address(host).is_loopback)
 
     def is_reached(self) -> bool:
         """True if others can dial this node's lanes, as far as is known."""

@@ -37,15 +37,34 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 def is_private(host: str) -> bool:
     """True if an IP address means one machine on one network only; names are not."""
     try:
-        address = ipaddress.ip_address(host)
+        address = ipaddress.ip_address(machine_at(host))
     except ValueError:
         return False
     return any(address in network for network in PRIVATE_NETWORKS)
 
 
+def machine_at(host: str) -> str:
+    """The address at which a dial of `host` arrives, whichever way it is written; a name stays as it is.
+
+    An IPv4 address in an IPv6 one is that address, and the unspecified one is this machine.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "::1"
+    return str(address)
+
+
 def is_loopback(host: str) -> bool:
-    """True for an IP address that means this machine alone."""
-    return ipaddress.ip_address(host).is_loopback
+    """True for an IP address that means this machine alone; names are not."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def own_networks() -> tuple[Network, ...]:

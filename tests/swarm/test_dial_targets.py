@@ -33,7 +33,7 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
 def at(host: str, port: int = 4001, peer: str = ME) -> str:
-    kind = "dns4" if host[-1].isalpha() else "ip4"
+    kind = "ip6" if ":" in host else "dns4" if host[-1].isalpha() else "ip4"
     return f"/{kind}/{host}/tcp/{port}/p2p/{peer}"
 
 
@@ -61,6 +61,12 @@ CIRCUIT = format_circuit(at("198.51.100.4", peer=RELAY), ME)
         ((CIRCUIT, at("10.0.0.1")), (CIRCUIT, at("10.0.0.1"))),  # a router may know the way
         ((CIRCUIT, at("127.0.0.1", 22), at("10.0.0.1")), (CIRCUIT, at("10.0.0.1"))),
         (("nonsense", at("example.org")), ("nonsense", at("example.org"))),
+        ((at("198.51.100.9"), at("0.0.0.0", 6379)), (at("198.51.100.9"),)),  # it is this machine that answers there
+        ((at("198.51.100.9"), at("::", 6379)), (at("198.51.100.9"),)),
+        ((at("198.51.100.9"), at("::ffff:127.0.0.1", 6379)), (at("198.51.100.9"),)),
+        ((at("198.51.100.9"), at("::ffff:10.0.0.1", 22)), (at("198.51.100.9"),)),
+        ((at("198.51.100.9"), at("::ffff:192.168.7.3")), (at("198.51.100.9"), at("::ffff:192.168.7.3"))),
+        ((at("0.0.0.0"), at("::ffff:127.0.0.1")), (at("0.0.0.0"), at("::ffff:127.0.0.1"))),  # all on one machine
     ],
 )
 def test_private_addresses_are_tried_where_they_can_be_the_peers(
@@ -84,6 +90,13 @@ async def test_target_is_dialled_a_few_times_then_seldom_until_somebody_is_there
     assert [targets.may_dial(one) for one in victim].count(True) == 1
     targets.reached(victim[0])
     assert targets.may_dial(victim[1])
+
+
+@pytest.mark.virtual_time
+async def test_target_that_is_written_otherwise_is_the_same() -> None:
+    targets, ways = DialTargets(), ("198.51.100.9", "::ffff:198.51.100.9", "::ffff:c633:6409")
+    dialled = [targets.may_dial(parse_any(at(host, 80, peer))) for peer in PEERS for host in ways]
+    assert dialled.count(True) == TARGET_BURST
 
 
 @pytest.mark.virtual_time

@@ -260,6 +260,8 @@ async def test_lanes_go_where_their_peer_is_seen_and_nowhere_else(
         assert not me.may_dial(peer, "victim.example.org")
         monkeypatch.setattr(one.host, "host_of", lambda of: "203.0.113.5")
         assert me.may_dial(peer, "203.0.113.5")
+        for mine in ("127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1"):
+            assert not me.may_dial(peer, mine), "what listens on this machine alone is no business of a peer elsewhere"
         for victim in ("203.0.113.6", "192.168.1.9", "10.0.0.1", "victim.example.org"):
             assert not me.may_dial(peer, victim)
         monkeypatch.setattr(one.host, "host_of", lambda of: None)
