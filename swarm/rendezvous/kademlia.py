@@ -142,9 +142,11 @@ class Kademlia:
         by_peer: dict[PeerId, list[str]] = {}
         for text in addresses:
             try:
-                by_peer.setdefault(parse_address(text).peer, []).append(text)
-            except ConfigError:
+                peer = parse_address(text).peer
+                _packed(text)
+            except (ConfigError, ValueError):
                 continue
+            by_peer.setdefault(peer, []).append(text)
         for peer, texts in by_peer.items():
             self.contacts.add(Contact(base58.b58decode(peer), peer, tuple(texts)[:ADDRESSES_LIMIT]))
 
@@ -329,7 +331,15 @@ def _parse(data: bytes, peer: PeerId) -> Any:
 def _name(answer: Any, contact: Contact) -> None:
     named = answer.closerPeers.add(id=contact.id, connection=Message.CAN_CONNECT)
     for text in contact.addresses:
-        named.addrs.append(multiaddr.Multiaddr(text.rsplit("/p2p/", 1)[0]).to_bytes())
+        named.addrs.append(_packed(text))
+
+
+def _packed(text: str) -> bytes:
+    """A place as an answer names it. Raises ValueError for a name that is none here, though a resolver may take it."""
+    try:
+        return bytes(multiaddr.Multiaddr(text.rsplit("/p2p/", 1)[0]).to_bytes())
+    except Exception as error:  # the boundary: multiaddr's parsers raise whatever they meet in a stranger's text
+        raise ValueError(str(error)) from None
 
 
 def _contacts_in(named: Sequence[Any]) -> list[Contact]:
@@ -351,6 +361,7 @@ def _addresses_in(addresses: Sequence[bytes], peer: PeerId) -> Iterable[str]:
         try:
             text = str(multiaddr.Multiaddr(data)).split("/p2p/", 1)[0] + f"/p2p/{peer}"
             parse_address(text)
+            _packed(text)  # it is to be passed on
         except Exception:  # the boundary: multiaddr's parsers raise whatever they meet in a stranger's bytes
             continue
         yield text

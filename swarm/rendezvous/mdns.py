@@ -38,6 +38,8 @@ TEXT_LIMIT_BYTES = 255  # of one TXT string, by DNS
 SIGHTING_LIMIT_ITEMS = 256  # names waiting to be looked up
 FOUND_LIMIT_ITEMS = 256
 LOOKUP_DEADLINE_MS = 2_000
+LOOKUPS_AT_ONCE = 16
+"""In threads of their own: whoever announces names behind which there is nothing keeps others waiting the less."""
 OPEN_DEADLINE_S = 20.0  # where one of its sockets fails zeroconf waits for ever, in a thread
 REGISTER_DEADLINE_S = 20.0
 CLOSE_DEADLINE_S = 2.0
@@ -85,6 +87,7 @@ class LocalDiscovery:
         self._addresses = tuple(addresses or ())[:ADDRESS_LIMIT_ITEMS]
         self._interfaces = list(interfaces) if interfaces is not None else InterfaceChoice.All
         self._sightings: Mailbox[str] = Mailbox(SIGHTING_LIMIT_ITEMS)
+        self._threads = trio.CapacityLimiter(LOOKUPS_AT_ONCE)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce and listen until cancelled; started at once, since announcing takes a second or two.
@@ -130,19 +133,31 @@ class LocalDiscovery:
 
     async def _look_up(self, zeroconf: Zeroconf) -> None:
         """Read the announcement behind each name seen."""
-        async for name in self._sightings:
+        places = trio.Semaphore(LOOKUPS_AT_ONCE)
+        async with trio.open_nursery() as nursery:
+            async for name in self._sightings:
+                if name != f"{self._peer}.{SERVICE_TYPE}":
+                    await places.acquire()
+                    nursery.start_soon(self._look_up_one, zeroconf, name, places)
+
+    async def _look_up_one(self, zeroconf: Zeroconf, name: str, places: trio.Semaphore) -> None:
+        try:
+            info = await trio.to_thread.run_sync(
+                zeroconf.get_service_info,
+                SERVICE_TYPE,
+                name,
+                LOOKUP_DEADLINE_MS,
+                abandon_on_cancel=True,
+                limiter=self._threads,
+            )
+        except (OSError, Error, RuntimeError) as error:
+            log.debug("cannot look up %s: %s", name, error)
+        else:
             peer = PeerId(name.removesuffix("." + SERVICE_TYPE))
-            if peer == self._peer:
-                continue
-            try:
-                info = await trio.to_thread.run_sync(
-                    zeroconf.get_service_info, SERVICE_TYPE, name, LOOKUP_DEADLINE_MS, abandon_on_cancel=True
-                )
-            except (OSError, Error, RuntimeError) as error:
-                log.debug("cannot look up %s: %s", name, error)
-                continue
             if info is not None and (local := self._read(peer, info)) is not None:
                 self.found.put(local)
+        finally:
+            places.release()
 
     def _service(self) -> ServiceInfo:
         properties = {"swarm": self._swarm_id}

@@ -247,6 +247,20 @@ async def test_answerer_names_contacts_and_refuses_what_it_does_not_do() -> None
         assert server.host.handler_errors == 0
 
 
+@pytest.mark.parametrize("place", ["/dns4/a_b.example.org/tcp/1", "/dns4/a-/tcp/1", "/ip6/fe80::1%25/tcp/1"])
+async def test_answerer_goes_on_whatever_place_a_stranger_says_it_has(place: str) -> None:
+    server, other, stranger = Node(1), Node(2), Node(3)
+    async with running(server, other, stranger):
+        server.knows(other)
+        point = sign_point(stranger.identity, OURS, addresses=(f"{place}/p2p/{stranger.host.peer_id}",), sequence=1)
+        key = keys_of(open_point(point))[0]
+        assert (await ask(stranger, server, put(key, pack_points([point])))).type == Message.PUT_VALUE
+        named = await ask(other, server, Message(type=Message.FIND_NODE, key=b"any"))
+        assert stranger.table.contacts.own not in [bytes(one.id) for one in named.closerPeers]
+        assert len(server.table.contacts) == 1
+        assert server.host.handler_errors == 0
+
+
 async def test_answerer_stops_at_its_limit_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kademlia_module, "HOST_BURST", 3)
     monkeypatch.setattr(kademlia_module, "HOST_PER_S", 0)

@@ -77,6 +77,31 @@ def test_discovery_passes_over_addresses_that_name_another_peer() -> None:
     assert ours._read(impersonated, other._service()) is None
 
 
+async def test_names_behind_which_there_is_nothing_keep_no_neighbour_from_being_found() -> None:
+    ours, other, over = discovery(1, "aa" * 32), discovery(2, "aa" * 32, port=4002), threading.Event()
+
+    class Answers:
+        """Of whom it asks, one answers."""
+
+        def get_service_info(self, kind: str, name: str, deadline_ms: int) -> object:
+            info = other._service()
+            if name == info.name:
+                return info
+            over.wait(WAIT_S)
+            return None
+
+    async with trio.open_nursery() as nursery:
+        for number in range(mdns.LOOKUPS_AT_ONCE - 1):
+            ours._sightings.put(f"nobody{number}.{mdns.SERVICE_TYPE}")
+        ours._sightings.put(other._service().name)
+        nursery.start_soon(ours._look_up, Answers())
+        with trio.fail_after(WAIT_S):
+            found = await ours.found.receive()
+        over.set()
+        nursery.cancel_scope.cancel()
+    assert found.peer == other._peer
+
+
 async def test_discovery_starts_and_stops_however_long_it_takes_to_be_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
