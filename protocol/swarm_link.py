@@ -38,6 +38,7 @@ from shoal.protocol.wire import COUNTER_LIMIT, HASH_BYTES, SwarmId
 PREFIX = "shoal:"
 COMMAND = ("shoal", "run")
 LINK_LIMIT_CHARS = 4096  # of a swarm link
+LINK_LIMIT_BYTES = (LINK_LIMIT_CHARS - len(PREFIX)) * 3 // 4
 LINE_LIMIT_CHARS = LINK_LIMIT_CHARS + 512
 """Characters of a line that joins: the link, and the name of a workload, which has up to 256."""
 PEERS_LIMIT = 4  # peers in a link
@@ -123,8 +124,10 @@ def format_link(link: SwarmLink) -> str:
     Raises ConfigError for an address that is none.
     """
     version = _VERSION if link.checkpoint is None else _VERSION_WITH_CHECKPOINT
-    rest = _pack_peers(link.addresses), _pack_invite(link.invite), _pack_checkpoint(link.checkpoint)
-    body = b"".join((bytes([version]), link.swarm, *rest))
+    rest = _pack_invite(link.invite), _pack_checkpoint(link.checkpoint)
+    begin = bytes([version]) + link.swarm
+    peers = _pack_peers(link.addresses, LINK_LIMIT_BYTES - _CHECK_BYTES - len(b"".join((begin, *rest))))
+    body = b"".join((begin, peers, *rest))
     text = base64.urlsafe_b64encode(body + _check(body)).decode().rstrip("=")
     return PREFIX + text
 
@@ -158,17 +161,23 @@ def _check(body: bytes) -> bytes:
 # -- addresses -----------------------------------------------------------------------------------------------
 
 
-def _pack_peers(addresses: Iterable[str]) -> bytes:
+def _pack_peers(addresses: Iterable[str], limit_bytes: int) -> bytes:
+    """Peers and their addresses; what `limit_bytes` have no room for is left out: the others give themselves names."""
     by_peer: dict[PeerId, list[bytes]] = {}
+    left = limit_bytes - 1
     for text in addresses:
         address = parse_address(text)
-        packed = by_peer.setdefault(address.peer, [])
+        packed = by_peer.get(address.peer, [])
         where = _pack_host(address.host) + address.port.to_bytes(_PORT_BYTES, "big")
-        if where not in packed and len(packed) < ADDRESSES_LIMIT:
-            packed.append(where)
-    peers = list(by_peer.items())[:PEERS_LIMIT]
-    parts = [bytes([len(peers)])]
-    for peer, packed in peers:
+        is_first = address.peer not in by_peer
+        takes = len(where) + (SEED_BYTES + 1 if is_first else 0)
+        is_full = len(by_peer) >= PEERS_LIMIT if is_first else len(packed) >= ADDRESSES_LIMIT
+        if where in packed or is_full or takes > left:
+            continue
+        by_peer[address.peer] = [*packed, where]
+        left -= takes
+    parts = [bytes([len(by_peer)])]
+    for peer, packed in by_peer.items():
         parts += [public_key_of(peer), bytes([len(packed)]), *packed]
     return b"".join(parts)
 

@@ -97,6 +97,20 @@ def test_link_takes_as_many_addresses_as_it_has_room_for() -> None:
     assert kept == tuple(a for a in addresses if a in kept)
 
 
+@pytest.mark.parametrize("invite", [None, BOUND, BORNE])
+def test_link_stays_whole_whatever_long_names_others_give_themselves(invite: LinkInvite | None) -> None:
+    longest = ".".join(["n" * 63] * 3 + ["n" * 59])
+    others = [f"/dns/{longest}{n}/tcp/1/p2p/{peer.peer_id}" for peer in PEERS[1:] for n in range(10, 14)]
+    checkpoint = Checkpoint(term=Term(0, 0), round=7, value=bytes(32))
+    link = SwarmLink(swarm=SWARM, addresses=(ADDRESSES[0], *others), invite=invite, checkpoint=checkpoint)
+    text = format_link(link)
+    assert LINK_LIMIT_CHARS - 400 < len(text) <= LINK_LIMIT_CHARS
+    found = parse_link(text)
+    assert found.checkpoint == checkpoint
+    assert (found.invite and found.invite.invite) == (invite and invite.invite)
+    assert found.addresses == link.addresses[: len(found.addresses)]
+
+
 def test_invite_for_one_node_is_of_no_use_to_another() -> None:
     with pytest.raises(ConfigError, match=f"this link is for the node {GUEST.peer_id}, and this one is {A}"):
         BOUND.credential(SWARM, A)
