@@ -1,6 +1,7 @@
 """Remains of a node on its machine: which files lie where, of what use each is, and how they are removed.
 
-    data folder      ─► what Shoal wrote there, by name; whatever else lies there is its user's, and stays
+    data folder      ─► what Shoal wrote there, by name; whatever else lies there is its user's, and stays. Some of
+                        the names anybody may give: a folder without one that only a node gives is no data folder
     state folder     ─► what the node founded, in the record of all that its user did (`founded.py`)
 
 Keys are told apart: a node's is its identity, of the authority's there is no other, and neither can be made again. Nor
@@ -63,6 +64,8 @@ FILES: Final = {
     "lock": "held while a node runs here",
 }
 """Files that Shoal writes into a data folder, besides keys, and of what use each is."""
+TELLING: Final = frozenset((*KEYS, "agreement.log", "chain.log", "dashboard.token", "control.sock", "control.path"))
+"""Names that nobody else gives: one of them at least is in every data folder."""
 
 DISTRIBUTIONS: Final = {"shoal": "shoal.node", "shoal-lab": "shoal.lab"}
 """Distributions of Shoal, and a package by which each is known to be installed."""
@@ -92,7 +95,7 @@ def find_remains(data_dir: Path) -> list[Remains]:
 def others_in(data_dir: Path) -> list[Path]:
     """List what lies in a data folder and is not Shoal's."""
     with disk_errors(data_dir):
-        return sorted(path for path in _entries(data_dir) if _use(path, KEYS) is _use(path, FILES) is None)
+        return sorted(set(_entries(data_dir)).difference(one.path for one in _of_folder(data_dir)))
 
 
 def remove_remains(data_dir: Path, *, keys: bool) -> list[Remains]:
@@ -101,7 +104,8 @@ def remove_remains(data_dir: Path, *, keys: bool) -> list[Remains]:
     A data folder in which nothing is left goes too. Raises ConfigError if a node runs there, StorageError.
     """
     wanted, own = [one for one in find_remains(data_dir) if keys or not one.is_key], founded_by(data_dir)
-    with disk_errors(data_dir), locked(data_dir) if data_dir.is_dir() else nullcontext():
+    is_there = any(one.path.parent == data_dir for one in wanted)
+    with disk_errors(data_dir), locked(data_dir) if is_there else nullcontext():
         for one in wanted:
             if one.path == record_path():
                 forget(own)
@@ -110,7 +114,8 @@ def remove_remains(data_dir: Path, *, keys: bool) -> list[Remains]:
             else:
                 one.path.unlink(missing_ok=True)
     with disk_errors(data_dir):
-        (data_dir / "lock").unlink(missing_ok=True)
+        if is_there:
+            (data_dir / "lock").unlink(missing_ok=True)
         if data_dir.is_dir() and not any(data_dir.iterdir()):
             data_dir.rmdir()
     return wanted
@@ -152,7 +157,10 @@ def removal_of_program() -> str:
 
 
 def _of_folder(data_dir: Path) -> Iterator[Remains]:
-    for path in _entries(data_dir):
+    paths = _entries(data_dir)
+    if not any(fnmatchcase(path.name, name) for path in paths for name in TELLING):
+        return
+    for path in paths:
         key, use = _use(path, KEYS), _use(path, FILES)
         if key is not None or use is not None:
             yield Remains(path=path, use=key or use or "", size=_size(path), is_key=key is not None)

@@ -97,6 +97,21 @@ def test_a_folder_in_which_nothing_is_left_goes_too_and_what_a_link_points_to_st
     assert (elsewhere / "precious").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("folder")
+def test_folder_that_is_no_node_s_keeps_files_and_folders_of_the_same_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_path / "project"
+    (project / "checkpoints").mkdir(parents=True)
+    mine = [project / name for name in ("checkpoints/best.pt", "state", "lock", "name", "layout.json")]
+    for path in mine:
+        path.write_text("mine")
+    assert find_remains(project) == remove_remains(project, keys=True) == []
+    assert execute(["uninstall", "--remove", "--keys", "--data-dir", str(project)]) == 0
+    assert f"not Shoal's, and stays: {project / 'checkpoints'}" in capsys.readouterr().out.splitlines()
+    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
+
+
 def test_nothing_goes_while_a_node_runs_there(folder: Path) -> None:
     before = find_remains(folder)
     with Store(folder), pytest.raises(ConfigError, match="a node is already running on"):
