@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -298,11 +299,19 @@ class PeerList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def socket_path(data_dir: Path) -> Path:
-    """Path of the socket at which the node of this data folder listens, or last did, or would."""
+    """Path of the socket at which the node of this data folder listens, or last did, or would.
+
+    A path elsewhere is believed while its folder is of whose node wrote it down, and nobody else can write there: the
+    folder of one that died is gone some day, and anybody may make another of that name.
+    """
+    own, pointer = data_dir.absolute() / SOCKET_NAME, data_dir / POINTER_NAME
     try:
-        return Path(os.fsdecode((data_dir / POINTER_NAME).read_bytes()))
-    except OSError:
-        return data_dir.absolute() / SOCKET_NAME
+        path = Path(os.fsdecode(pointer.read_bytes()))
+        folder, writer = path.parent.lstat(), pointer.stat().st_uid
+    except (OSError, ValueError):
+        return own
+    is_its_own = stat.S_ISDIR(folder.st_mode) and folder.st_uid == writer and not folder.st_mode & 0o022
+    return path if is_its_own else own
 
 
 def request(data_dir: Path, op: str, *arguments: str, deadline_s: float = REQUEST_DEADLINE_S) -> dict[str, JsonValue]:

@@ -266,6 +266,22 @@ async def test_long_data_dir_of_a_dead_node_is_taken_over(tmp_path: Path) -> Non
     assert not old_folder.exists()
 
 
+async def test_socket_in_a_folder_that_another_may_have_made_meanwhile_is_not_the_nodes(tmp_path: Path) -> None:
+    data_dir, folder = tmp_path / "data", tmp_path / "shoal-old"
+    data_dir.mkdir()
+    folder.mkdir()
+    folder.chmod(0o777)
+    with socket.socket(socket.AF_UNIX) as others:
+        others.bind(str(folder / "control.sock"))
+        others.listen()
+        (data_dir / "control.path").write_text(str(folder / "control.sock"))
+        with pytest.raises(NodeNotRunning):
+            request(data_dir, "status", deadline_s=1.0)
+        async with serving(data_dir, {"status": answering(round=1)}):
+            assert await ask(data_dir, "status") == {"round": 1}
+    assert (folder / "control.sock").exists()
+
+
 async def test_pointer_to_anything_else_removes_nothing(tmp_path: Path) -> None:
     precious = tmp_path / "shoal-precious" / "file"
     precious.parent.mkdir()
