@@ -43,9 +43,13 @@ class DialTargets:
     """Dial targets of one node, and how often each was dialled in vain. Use from trio's thread."""
 
     def __init__(self) -> None:
+        self._named: set[str] = set()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """This machine's network is another one: what was dialled in vain was from where it is no more."""
         self._targets: Rates[tuple[str, int]] = Rates(TARGET_PER_S, TARGET_BURST)
         self._hosts: Rates[str] = Rates(HOST_PER_S, HOST_BURST)
-        self._named: set[str] = set()
 
     def named(self, address: Address | CircuitAddress) -> None:
         """This node's user gave an address: its host counts for itself, though it be a name."""

@@ -301,6 +301,10 @@ class Host:
         """
         await self._network.take_over(stream, peer, dialled=dialled)
 
+    def dial_anew(self) -> None:
+        """Have every address dialled as if it had not been yet: this machine's network is another one."""
+        self._targets.begin_anew()
+
     def _may_dial(self, address: Address | CircuitAddress) -> bool:
         """Return True if dialling this address costs no third party more than it may; the dial is counted."""
         first = address.relay.peer if isinstance(address, CircuitAddress) else address.peer

@@ -63,6 +63,7 @@ class Moving:
         for tell in self._told:
             tell(change)
         parts.lanes.end_from(change.gone)
+        parts.host.dial_anew()
         parts.members.moved(change.gone)
 
 

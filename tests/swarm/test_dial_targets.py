@@ -90,6 +90,9 @@ async def test_target_is_dialled_a_few_times_then_seldom_until_somebody_is_there
     assert [targets.may_dial(one) for one in victim].count(True) == 1
     targets.reached(victim[0])
     assert targets.may_dial(victim[1])
+    assert [targets.may_dial(one) for one in victim].count(True) == TARGET_BURST - 1
+    targets.begin_anew()
+    assert [targets.may_dial(one) for one in victim].count(True) == TARGET_BURST
 
 
 @pytest.mark.virtual_time

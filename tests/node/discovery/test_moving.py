@@ -47,6 +47,9 @@ class Node:
     def end_from(self, hosts: frozenset[str]) -> None:
         self.done.append(("lanes from", set(hosts)))
 
+    def dial_anew(self) -> None:
+        self.done.append("dials")
+
     def moved(self, gone: frozenset[str]) -> None:
         self.done.append(("links from", set(gone)))
         self.told.set()
@@ -70,10 +73,10 @@ async def test_proofs_are_dropped_before_links_are_made_anew_and_the_user_is_tol
     node = Node()
     async with trio.open_nursery() as nursery:
         await nursery.start(Moving(node.parts, [node.reaching_moved], watch=node.watch).run)
-        left = [("proofs of", {OLD}), ("lanes from", {OLD}), ("links from", {OLD})]
+        left = [("proofs of", {OLD}), ("lanes from", {OLD}), "dials", ("links from", {OLD})]
         said = moved_text((OLD,), (NEW,), listens=True, cut_off=False)
         assert await node.become(NEW) == ["renewed", "renewed", ((OLD,), (NEW,)), said, *left]
-        nobodys: list[object] = [("proofs of", set()), ("lanes from", set()), ("links from", set())]
+        nobodys: list[object] = [("proofs of", set()), ("lanes from", set()), "dials", ("links from", set())]
         assert await node.become(NEW, rerouted=True) == ["renewed", "renewed", *nobodys], "nothing to be told"
         nursery.cancel_scope.cancel()
 
