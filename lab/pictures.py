@@ -91,6 +91,7 @@ def terminals(place: Path) -> Generator[Shown, None, None]:
     typed = "run swarm.toml --data-dir ivy --name ivy --join"
     with Terminal(_shoal(*typed.split(), NOBODY), folder=place, settings=ON_LOOPBACK, height=14) as ivy:
         ivy.until("linked with nobody", DEADLINE_S)
+        ivy.until("no peer has the state", DEADLINE_S)  # either may be said first
         yield Shown("terminal-alone.svg", f"shoal {typed} /ip4/127.0.0.1/…", ivy)
     typed = "run swarm.toml --data-dir oak --name oak"
     with Terminal(_shoal(*typed.split()), folder=place, settings=ON_LOOPBACK, height=20) as oak:
