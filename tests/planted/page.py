@@ -179,4 +179,10 @@ PAGE: tuple[Bug, ...] = (
         'calm=incident.kind == "left"',
         "calm=False",
     ),
+    bug(
+        "the page goes over to HTTP/2 at a client's wish",
+        "tests/node/dashboard/test_service.py::test_nobody_takes_a_connection_to_http_2_and_keeps_it_without_reading",
+        "        made.protocol = _Http11(\n",
+        "        made.protocol = H11Protocol(\n",
+    ),
 )

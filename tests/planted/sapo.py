@@ -579,4 +579,16 @@ SAPO: tuple[Bug, ...] = (
         "class NotBegun(ShoalError):",
         "class NotBegun(Exception):",
     ),
+    bug(
+        "a manifest names a file of whoever makes its tasks",
+        "tests/node/sapo/test_gym.py::test_no_setting_names_a_file",
+        'NO_SETTINGS = frozenset({"seed", "size", "data_file"})',
+        'NO_SETTINGS = frozenset({"seed", "size"})',
+    ),
+    bug(
+        "a page in a browser of the machine loads another model",
+        "tests/node/sapo/test_completion_server.py::test_engine_that_others_reach_takes_models_from_its_own_machine_alone",
+        "if not (came_from_here and _names_this_machine(request)):",
+        "if not came_from_here:",
+    ),
 )

@@ -366,4 +366,16 @@ SHELL: tuple[Bug, ...] = (
         "if machine is None or not machine.rests or self.leaving:",
         "if machine is None or not machine.rests:",
     ),
+    bug(
+        "uninstall takes a folder for a node's by names that anybody gives",
+        "tests/node/test_remains.py::test_folder_that_is_no_node_s_keeps_files_and_folders_of_the_same_names",
+        "if not any(fnmatchcase(path.name, name) for path in paths for name in TELLING):",
+        "if not paths:",
+    ),
+    bug(
+        "a socket's folder is believed whoever made it",
+        "tests/node/test_control.py::test_socket_in_a_folder_that_another_may_have_made_meanwhile_is_not_the_nodes",
+        "return path if is_its_own else own",
+        "return path",
+    ),
 )

@@ -735,4 +735,40 @@ SWARM: tuple[Bug, ...] = (
         "self.counter = boot << BOOT_SHIFT",
         "self.counter = boot",
     ),
+    bug(
+        "what was dialled in vain without a network counts where there is one",
+        "tests/swarm/test_dial_targets.py::test_target_is_dialled_a_few_times_then_seldom_until_somebody_is_there",
+        "        self._targets: Rates[tuple[str, int]] = Rates(TARGET_PER_S, TARGET_BURST)\n",
+        '        self._targets = getattr(self, "_targets", Rates[tuple[str, int]](TARGET_PER_S, TARGET_BURST))\n',
+    ),
+    bug(
+        "a machine whose addresses changed dials no sooner",
+        "tests/node/discovery/test_moving.py::test_proofs_are_dropped_before_links_are_made_anew_and_the_user_is_told",
+        "        parts.host.dial_anew()\n",
+        "",
+    ),
+    bug(
+        "each way to write an address is a target of its own",
+        "tests/swarm/test_dial_targets.py::test_target_that_is_written_otherwise_is_the_same",
+        "return machine_at(direct.host), direct.port",
+        "return direct.host, direct.port",
+    ),
+    bug(
+        "a public member names this node's loopback for its lanes",
+        "tests/node/discovery/test_reaching.py::test_lanes_go_where_their_peer_is_seen_and_nowhere_else",
+        "return host in mine and (seen in mine or not ipaddress.ip_address(host).is_loopback)",
+        "return host in mine",
+    ),
+    bug(
+        "a link has addresses beyond what its reader takes",
+        "tests/protocol/test_swarm_link.py::test_link_stays_whole_whatever_long_names_others_give_themselves",
+        "if where in packed or is_full or takes > left:",
+        "if where in packed or is_full:",
+    ),
+    bug(
+        "announcements on the local network are looked up one by one",
+        "tests/swarm/rendezvous/test_mdns.py::test_names_behind_which_there_is_nothing_keep_no_neighbour_from_being_found",
+        "nursery.start_soon(self._look_up_one, zeroconf, name, places)",
+        "await self._look_up_one(zeroconf, name, places)",
+    ),
 )
