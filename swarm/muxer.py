@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import sys
@@ -262,7 +263,10 @@ class Muxer(Yamux):  # type: ignore[misc]
         super().__init__(Secured(secured_conn), peer_id, is_initiator=is_initiator)
         self._unread = Allowance(memory)
         self._unread.known(PeerId(str(peer_id)))
-        self.opened_at = trio.current_time()
+        self.began_at = trio.current_time()
+        """When the handshake began, if it is said."""
+        self.opened_at = math.inf
+        """When both ends were agreed that there is this connection."""
         # Of two ends one asks, and the other has heard of it then: it asks only if that one does not.
         self._silence_s = HEARTBEAT_INTERVAL_S if is_initiator else 1.5 * HEARTBEAT_INTERVAL_S
         self._owed: dict[int, int] = {}  # bytes of credit by stream

@@ -61,8 +61,9 @@ with only_what_runs():
 
 log = logging.getLogger("shoal.libp2p")
 
-# Two nodes that dial each other at once settle on one connection within this time; later, the newer one counts.
-SIMULTANEOUS_DIAL_WINDOW_S = 10.0
+SIMULTANEOUS_DIAL_WINDOW_S = 2.0
+"""From when one connection is there until the handshake of another begins which the far end dialled at the same time.
+Whoever dials finds out before the handshake that it is connected already; so if it goes on, it lost what was there."""
 TAKE_OVER_DEADLINE_S = 5.0
 DAEMON_RESTART_DELAY_S = 1.0
 
@@ -99,7 +100,9 @@ class _Upgrader(TransportUpgrader):  # type: ignore[misc]
     memory: Memory | None = None
 
     async def upgrade_security(self, raw_conn: Any, is_initiator: bool, peer_id: ID | None = None) -> Any:
+        began_at = trio.current_time()
         secured = await super().upgrade_security(raw_conn, is_initiator, peer_id)
+        secured.began_at = began_at
         secured.allowance = raw_conn.stream.allowance
         secured.wire = raw_conn.stream
         return secured
@@ -111,6 +114,7 @@ class _Upgrader(TransportUpgrader):  # type: ignore[misc]
             raise MuxerUpgradeFailure("no common stream muxer") from error
         conn.allowance.known(PeerId(str(peer_id)))
         muxer: Muxer = muxer_class(conn, peer_id, is_initiator=conn.is_initiator, memory=self.memory)
+        muxer.began_at = conn.began_at
         return muxer
 
 
@@ -274,6 +278,9 @@ class Network(Swarm):  # type: ignore[misc]
                 raise _reason_not_connected(address, error) from error
             return
         taken()
+        if self.link(peer_id) is not None:  # the peer dialled at the same time, and was first
+            wire.sever()
+            return
         try:
             with self._tracked(wire):
                 await self.upgrade_outbound_raw_conn(RawConnection(wire, True), peer_id)
@@ -342,6 +349,7 @@ class Network(Swarm):  # type: ignore[misc]
             async with self._turn(peer_id):
                 await self._make_way(muxed_conn)
                 await self._make_room(peer_id)
+                muxed_conn.opened_at = trio.current_time()
                 return await super().add_conn(muxed_conn, direction)
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -367,8 +375,8 @@ class Network(Swarm):  # type: ignore[misc]
             if is_relayed(old.muxed_conn) and not is_relayed(new):
                 await self.drop(old, "a direct connection took its place")
                 continue
-            is_young = trio.current_time() - old.muxed_conn.opened_at < SIMULTANEOUS_DIAL_WINDOW_S
-            if is_young and self._dialler(old.muxed_conn) < self._dialler(new):
+            at_once = new.began_at - old.muxed_conn.opened_at < SIMULTANEOUS_DIAL_WINDOW_S
+            if at_once and self._dialler(old.muxed_conn) < self._dialler(new):
                 raise SwarmException(f"{new.peer_id} is already connected")
             await self.drop(old, "another connection took its place")
 

@@ -6,6 +6,13 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "who lost a connection unnoticed passes for one that dials at the same time, for as long as that is young",
+        "tests/swarm/test_host.py::"
+        "test_peer_that_lost_its_connection_unnoticed_makes_another_also_against_who_dialled_the_first",
+        "SIMULTANEOUS_DIAL_WINDOW_S = 2.0",
+        "SIMULTANEOUS_DIAL_WINDOW_S = 10.0",
+    ),
+    bug(
         "a link is paced by messages and bytes alone, whatever they cost",
         "tests/swarm/test_links.py::test_link_whose_messages_cost_much_is_read_later_and_others_are_not",
         "await link.pace.read(len(sealed), thread_time() - began)",

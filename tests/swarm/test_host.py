@@ -497,6 +497,20 @@ async def test_peer_that_restarts_replaces_its_old_connection() -> None:
                 assert await near.request(again.peer_id, ECHO, b"x", deadline_s=WAIT_S) == b"x"
 
 
+async def test_peer_that_lost_its_connection_unnoticed_makes_another_also_against_who_dialled_the_first() -> None:
+    async with hosts(1, 2) as both:
+        lower, higher = sorted(both, key=lambda host: host.peer_id)
+        await connected(lower, higher)
+        [there], [here] = connections(lower, higher.peer_id), connections(higher, lower.peer_id)
+        there.muxed_conn.opened_at -= 5.0  # type: ignore[attr-defined]
+        higher._network.remove_conn(here)  # as where its address is gone: nothing reaches the other end
+        await connected(higher, lower)
+        lower.serve(ECHO, echo)
+        assert await higher.request(lower.peer_id, ECHO, b"x", deadline_s=WAIT_S) == b"x"
+        [new] = connections(lower, higher.peer_id)
+        assert new is not there
+
+
 async def test_host_that_has_ended_leaves_no_thread_behind() -> None:
     before = set(threading.enumerate())
     async with hosts(1, 2) as (near, far):
