@@ -278,7 +278,7 @@ class Network(Swarm):  # type: ignore[misc]
                 raise _reason_not_connected(address, error) from error
             return
         taken()
-        if self.link(peer_id) is not None:  # the peer dialled at the same time, and was first
+        if self.is_direct(PeerId(str(peer_id))):  # the peer dialled at the same time, and was first
             wire.sever()
             return
         try:
