@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +52,7 @@ log = logging.getLogger(__name__)
 
 CHANGES_LIMIT_ITEMS = 1024
 DIAL_REASONS_SHOWN = 3
+NETWORK_LOOK_S = 0.5
 RELAYED = "through a relay"
 """In the place of a host, where a peer was dialled through another."""
 
@@ -105,6 +108,8 @@ class Host:
         self.remote_errors = 0  # faults of peers in our handlers
         self.handler_errors = 0  # faults of ours
         self._listen = [parse_listen_address(text) for text in listen]
+        self._listens_beyond = not all(is_loopback(address.host) for address in self._listen)
+        self._network_looked_at, self._lacks_network = -math.inf, False
         self.refusals = Refusals()
         self._memory = Memory(self.refusals, lambda peer: self.is_admitted(peer))
         self._network = transport.Network(identity=identity, connection_limit=connection_limit, memory=self._memory)
@@ -179,8 +184,14 @@ class Host:
 
     @property
     def is_cut_off(self) -> bool:
-        """True if it listens beyond this machine, and this machine has no network: nobody else can be blamed."""
-        return not has_network() and not all(is_loopback(address.host) for address in self._listen)
+        """True if it listens beyond this machine, which has no network: nobody else can be blamed.
+
+        As of NETWORK_LOOK_S ago at most: where there is no quorum this is asked with every message.
+        """
+        now = time.monotonic()
+        if self._listens_beyond and now - self._network_looked_at >= NETWORK_LOOK_S:
+            self._network_looked_at, self._lacks_network = now, not has_network()
+        return self._lacks_network
 
     def renew_addresses(self) -> None:
         """Look anew at which addresses this machine has; what listens there stays."""
