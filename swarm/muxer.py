@@ -34,15 +34,13 @@ with only_what_runs():
     from libp2p.stream_muxer.yamux.yamux import (
         DEFAULT_WINDOW_SIZE,
         FLAG_ACK,
-        FLAG_FIN,
-        FLAG_RST,
         FLAG_SYN,
         HEADER_SIZE,
         TYPE_DATA,
         TYPE_PING,
-        TYPE_WINDOW_UPDATE,
         YAMUX_HEADER_FORMAT,
         Yamux,
+        YamuxStream,
     )
 
 # Unacknowledged data for this long breaks the connection (Linux); probes find a peer that went away silently.
@@ -71,9 +69,8 @@ WINDOW_LIMIT_BYTES = 2 << 20  # of a stream
 yamux.MAX_WINDOW_SIZE = WINDOW_LIMIT_BYTES  # looked up there by name
 # Between two looks for streams that ended and were not read to their end; each is one wake-up of every connection.
 yamux._STALE_STREAM_SWEEP_INTERVAL = 120.0  # looked up there by name
-# Credit that a stream's sender is owed before it is told: so much of its window it may find missing, and no more.
+# Bytes of a stream that are read before its sender is told: so much of its window it may find missing, and no more.
 CREDIT_BYTES = DEFAULT_WINDOW_SIZE // 4
-OWED_LIMIT_STREAMS = 256
 
 # What libp2p's streams and connections raise when the world, rather than our code, is at fault.
 FOREIGN_ERRORS = (BaseLibp2pError, trio.BrokenResourceError, trio.ClosedResourceError, OSError, ValueError)
@@ -256,6 +253,24 @@ class Secured:
         return getattr(self._connection, name)
 
 
+class _Stream(YamuxStream):  # type: ignore[misc]
+    """libp2p's, whose sender is told once CREDIT_BYTES were read: where little is said, that is never.
+
+    libp2p looks after every read, and doubles the window, a frame for each: three on a stream of two messages.
+    """
+
+    _read_bytes = 0
+
+    async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
+        self._read_bytes += bytes_read
+        if self._read_bytes >= CREDIT_BYTES:
+            read_bytes, self._read_bytes = self._read_bytes, 0
+            await super()._auto_tune_and_send_window_update(bytes_read=read_bytes)
+
+
+yamux.YamuxStream = _Stream  # looked up there by name
+
+
 class Muxer(Yamux):  # type: ignore[misc]
     """yamux whose frames are whole whatever is cancelled, with a heartbeat and a bound on unread bytes."""
 
@@ -269,7 +284,6 @@ class Muxer(Yamux):  # type: ignore[misc]
         """When both ends were agreed that there is this connection."""
         # Of two ends one asks, and the other has heard of it then: it asks only if that one does not.
         self._silence_s = HEARTBEAT_INTERVAL_S if is_initiator else 1.5 * HEARTBEAT_INTERVAL_S
-        self._owed: dict[int, int] = {}  # bytes of credit by stream
         self._begun = False
         self._answered = False
         self._ping_id = 0
@@ -337,32 +351,13 @@ class Muxer(Yamux):  # type: ignore[misc]
         except FOREIGN_ERRORS:
             return  # the reading side sees the same break and cleans up
 
-    def _deferred(self, frame: bytes) -> bytes:
-        """The frame that is to be sent for this one now; none for what can wait, and more credit for what waited."""
-        if len(frame) != HEADER_SIZE:
-            return frame
-        version, kind, flags, stream_id, credit = struct.unpack(YAMUX_HEADER_FORMAT, frame)
-        if kind == TYPE_PING and flags & FLAG_ACK:
-            self._owe(frame)
-            return b""
-        if kind != TYPE_WINDOW_UPDATE:
-            return frame
-        if flags:
-            if flags & (FLAG_FIN | FLAG_RST):
-                self._owed.pop(stream_id, None)
-            return frame
-        owed = self._owed.pop(stream_id, 0) + credit
-        if owed >= CREDIT_BYTES:
-            return struct.pack(YAMUX_HEADER_FORMAT, version, kind, flags, stream_id, owed)
-        if len(self._owed) >= OWED_LIMIT_STREAMS:  # more than are open at once: most of them have ended
-            self._owed = {one: owed for one, owed in self._owed.items() if one in self.streams}
-        self._owed[stream_id] = owed
-        return b""
-
     async def _write_frame(self, data: bytes) -> None:
-        data = self._deferred(data)
-        if data:
-            await self._write_whole(data)
+        if len(data) == HEADER_SIZE:
+            _, kind, flags, _, _ = struct.unpack(YAMUX_HEADER_FORMAT, data)
+            if kind == TYPE_PING and flags & FLAG_ACK:
+                self._owe(data)
+                return
+        await self._write_whole(data)
 
     async def _write_whole(self, data: bytes) -> None:
         await self._begin_frame()

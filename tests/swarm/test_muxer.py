@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
 from functools import partial
@@ -25,18 +26,15 @@ from shoal.swarm.limits import (
 )
 from shoal.swarm.muxer import (
     CREDIT_BYTES,
-    FLAG_FIN,
     FLAG_SYN,
     FRAME_GRACE_S,
     FRAME_STALL_DEADLINE_S,
     HEADER_SIZE,
     HEARTBEAT_DEADLINE_S,
     HEARTBEAT_INTERVAL_S,
-    OWED_LIMIT_STREAMS,
     PINGS_WAITING_LIMIT,
     TYPE_DATA,
     TYPE_PING,
-    TYPE_WINDOW_UPDATE,
     USER_TIMEOUT_MS,
     YAMUX_HEADER_FORMAT,
     Allowance,
@@ -49,7 +47,7 @@ from shoal.swarm.muxer import (
 from shoal.swarm.net_stream import NAME_LIMIT_BYTES, NAMES_LIMIT, Communicator, MultiselectCommunicatorError
 
 # Below this line libp2p was imported already, with its warnings silenced, by shoal.swarm.muxer.
-from libp2p.stream_muxer.yamux.yamux import FLAG_ACK  # isort: skip
+from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_WINDOW_UPDATE  # isort: skip
 from libp2p.utils import encode_delim, encode_uvarint  # isort: skip
 
 PEER_ID = muxer.ID.from_base58(Identity.from_seed(bytes(32)).peer_id)
@@ -320,32 +318,6 @@ def credit(stream_id: int, size: int, flags: int = 0) -> bytes:
 
 
 @pytest.mark.virtual_time
-async def test_credit_is_given_in_few_frames_and_all_of_it() -> None:
-    connection = SlowConnection(delay_s=0.0)
-    muxer = Muxer(connection, PEER_ID, is_initiator=True)
-    for _ in range(CREDIT_BYTES // 1024 - 1):
-        await muxer._write_frame(credit(1, 1024))
-        await muxer._write_frame(credit(3, 1))
-    assert connection.written == b""
-    await muxer._write_frame(credit(1, 1024))
-    assert connection.written == credit(1, CREDIT_BYTES), "nothing of what was held back is lost"
-    await muxer._write_frame(credit(1, CREDIT_BYTES + 7))
-    assert connection.written == credit(1, CREDIT_BYTES) + credit(1, CREDIT_BYTES + 7)
-
-
-@pytest.mark.virtual_time
-async def test_credit_of_streams_that_ended_is_forgotten_and_their_ends_are_told() -> None:
-    connection = SlowConnection(delay_s=0.0)
-    muxer = Muxer(connection, PEER_ID, is_initiator=True)
-    await muxer._write_frame(credit(1, 5))
-    await muxer._write_frame(credit(1, 0, FLAG_FIN))
-    assert connection.written == credit(1, 0, FLAG_FIN)
-    for stream_id in range(3, 3 + 4 * OWED_LIMIT_STREAMS, 2):
-        await muxer._write_frame(credit(stream_id, 5))
-    assert len(muxer._owed) <= OWED_LIMIT_STREAMS
-
-
-@pytest.mark.virtual_time
 async def test_connection_is_read_when_it_is_its_turn() -> None:
     connection = Secured(SlowConnection(delay_s=0.0))
     turns: list[float] = []
@@ -363,15 +335,20 @@ async def test_connection_is_read_when_it_is_its_turn() -> None:
 
 
 class Joined:
-    """One end of a connection in memory, which notes when it sends a ping that asks."""
+    """One end of a connection in memory, which notes when it sends a ping that asks, and the credit that it gives."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.asked_at: list[float] = []
+        self.given: list[int] = []
         self._stream = stream
 
     async def write(self, data: bytes) -> None:
-        if len(data) == HEADER_SIZE and struct.unpack(YAMUX_HEADER_FORMAT, data)[1:3] == (TYPE_PING, FLAG_SYN):
-            self.asked_at.append(trio.current_time())
+        if len(data) == HEADER_SIZE:
+            _, kind, flags, _, size = struct.unpack(YAMUX_HEADER_FORMAT, data)
+            if (kind, flags) == (TYPE_PING, FLAG_SYN):
+                self.asked_at.append(trio.current_time())
+            elif (kind, flags) == (TYPE_WINDOW_UPDATE, 0):
+                self.given.append(size)
         await self._stream.send_all(data)
 
     async def read(self, n: int) -> bytes:
@@ -385,6 +362,32 @@ class Joined:
 
     async def close(self) -> None:
         await self._stream.aclose()
+
+
+@pytest.mark.parametrize(("messages", "frames"), [(100, 0), (4096, 32)])
+@pytest.mark.virtual_time
+async def test_who_sends_is_told_of_room_only_where_much_was_read_and_sends_on(messages: int, frames: int) -> None:
+    near, far = (Joined(stream) for stream in trio.testing.memory_stream_pair())
+    one, other = Muxer(near, PEER_ID, is_initiator=True), Muxer(far, PEER_ID, is_initiator=False)
+    sent = random.Random(1).randbytes(512)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.start)
+        nursery.start_soon(other.start)
+        stream = await one.open_stream()
+        accepted = await other.accept_stream()
+
+        async def say_all() -> None:
+            for _ in range(messages):
+                await stream.write(sent)
+
+        nursery.start_soon(say_all)
+        received = b""
+        with trio.fail_after(60):
+            while len(received) < len(sent) * messages:
+                received += await accepted.read(512)
+        nursery.cancel_scope.cancel()
+    assert received == sent * messages
+    assert 0 < len(far.given) <= frames if frames else not far.given
 
 
 @pytest.mark.virtual_time
