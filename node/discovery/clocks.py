@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from shoal.node.outcome import Notice, Progress
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import CLOCK_TOLERANCE_S
@@ -30,8 +31,8 @@ CLOCK_PROTOCOL: Final = "/shoal/clock/1"
 CLOCK_LIMIT_BYTES: Final = 64
 CLOCKS_LIMIT: Final = 5
 """Peers whose clocks are asked for."""
-SETTLE_S: Final = 2.0
-"""Links come in bunches."""
+SETTLE_S, SETTLE_LIMIT_S = 2.0, 60.0
+"""Links come in bunches; and where nobody answers they have more to do than that."""
 PERIOD_S: Final = 3600.0
 YEAR_2200_S: Final = 7_258_118_400
 
@@ -64,16 +65,20 @@ class Clocks:
         """Serve, and ask whoever is linked, until cancelled."""
         self._host.serve(CLOCK_PROTOCOL, self._serve, limit_bytes=CLOCK_LIMIT_BYTES)
         task_status.started()
+        settle = Backoff(SETTLE_S, SETTLE_LIMIT_S)
         while True:
+            known = len(self._ahead_s)
             with trio.move_on_after(PERIOD_S) as quiet:
                 await self._news.wait()
-                await trio.sleep(SETTLE_S)
+                await trio.sleep(settle.next_s())
             if quiet.cancelled_caught:
                 self._ahead_s.clear()
             self._news = trio.Event()
             for peer in sorted(self._linked())[:CLOCKS_LIMIT]:
                 if peer not in self._ahead_s and len(self._ahead_s) < CLOCKS_LIMIT:
                     await self._ask(peer)
+            if len(self._ahead_s) > known:
+                settle.reset()
             self._compare()
 
     def heard(self, change: Change) -> None:

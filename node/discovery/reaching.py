@@ -23,6 +23,7 @@ from shoal.node.outcome import Notice
 from shoal.node.parts import Parts
 from shoal.node.reporting import events
 from shoal.protocol.address import format_address, format_circuit, is_circuit, parse_address
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.records import ADDRESS_LIMIT, NodeRecord
@@ -44,8 +45,8 @@ CHECKERS = 4
 CHECK_PERIOD_S = 300.0
 CHECK_RETRY_S = 10.0
 """The same, as long as nobody has answered."""
-CHECK_SETTLE_S = 0.3
-"""From a new link until its peer is asked to knock: links come in bunches."""
+CHECK_SETTLE_S, CHECK_SETTLE_LIMIT_S = 0.3, 10.0
+"""From a new link until its peer is asked to knock: links come in bunches; longer each time that none answered."""
 RELAYS = 2
 """Members at which a node that is not reached reserves."""
 RESERVE_PERIOD_S = 600.0
@@ -242,20 +243,27 @@ class Reaching:
     # -- checking ------------------------------------------------------------------------------------------------
 
     async def _keep_checking(self) -> None:
+        settle = Backoff(CHECK_SETTLE_S, CHECK_SETTLE_LIMIT_S)
         while True:
             again = True
             with trio.move_on_after(CHECK_PERIOD_S if len(self._evidence) else CHECK_RETRY_S):
                 await self._check.wait()
-                await trio.sleep(CHECK_SETTLE_S)
+                await trio.sleep(settle.pause_s)
                 again = False
             self._check = trio.Event()
             if again:
                 self._checked = frozenset()
-            if await self._ask():
+            if (answered := await self._ask()) is None:
+                continue
+            if answered:
+                settle.reset()
                 await self._conclude()
+            else:
+                settle.next_s()
 
-    async def _ask(self) -> bool:
-        """Have members knock that did not yet, as long as they are fewer than CHECKERS; whether one answered."""
+    async def _ask(self) -> bool | None:
+        """Have members knock that did not yet, as long as they are fewer than CHECKERS; whether one answered, None if
+        none is asked."""
         linked = [peer for peer in self._links.linked() if self._host.is_direct(peer)]
         linked.sort(
             key=lambda peer: (is_private(self._host.host_of(peer) or ""), not self._host.comes_first(peer), peer)
@@ -272,10 +280,11 @@ class Reaching:
             else:
                 self._checked |= {peer}
 
+        asked = fresh[: max(0, CHECKERS - len(self._checked.intersection(linked)))]
         async with trio.open_nursery() as nursery:
-            for peer in fresh[: max(0, CHECKERS - len(self._checked.intersection(linked)))]:
+            for peer in asked:
                 nursery.start_soon(ask, peer)
-        return not self._checked.isdisjoint(fresh)
+        return not self._checked.isdisjoint(asked) if asked else None
 
     def _ports(self) -> tuple[int, ...]:
         """The ports to knock at, as the world would number them: the listeners', and those of the mapping."""
