@@ -151,7 +151,9 @@ class Node:
         self.lane_requests = LaneRequests(host, lanes, linked)
         # -- what trains
         self.trainer = trainer_of(config, identity, chain, abandoned=self._abandoned, early=early)
-        self.layouts = Layouts(host=host, linked=linked, on_progress=on_progress)
+        self.layouts = Layouts(
+            host=host, linked=linked, on_progress=on_progress, with_all=not manifest.strategy.certifies
+        )
         training_client = _training_client(self.trainer, manifest, members)
         # -- the state, and how it is come by
         self.catchup = catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=chunks, cache=cache, outer=outer)

@@ -6,12 +6,14 @@ Equal digests end it. Otherwise both lists, which are sorted by name, are read s
 which they differ, and users are told its name. A peer's word alone ends nobody: a node stops where the header of the
 state that it is about to fetch, which a certificate or the first founder vouches for, is of another layout. That is
 before the first chunk comes and before it takes part in any round; the error then names the parameter. Under `gossip`,
-which has no common state, the first founder's word alone is enough, and nobody exchanges with a peer of another model.
+which has no common state, the first founder's word alone is enough, and nobody exchanges with a peer of another model:
+there each is compared with all, else with ENOUGH. Whose model is another finds that out from any of these.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Annotated
 
@@ -37,6 +39,9 @@ NAME_LIMIT_CHARS = 256
 DIMENSION_LIMIT = 16
 DIFFERENCE_LIMIT = 64
 """Other layouts that are remembered."""
+ENOUGH = 8
+"""Peers whose models are compared with this node's, where a difference is told to the user alone."""
+AT_ONCE = 4
 RETRY_S, RETRY_LIMIT_S = 2.0, 60.0
 """A peer that has built no model yet, or does not answer, is asked again after so long, which doubles up to the limit,
 or when it asks itself."""
@@ -107,12 +112,19 @@ def _at(parameters: list[Parameter], number: int) -> Parameter | None:
 class Layouts:
     """This node's layout beside those of its peers. Use from trio's thread.
 
-    linked: the peers that were admitted.
+    linked: the peers that were admitted. with_all: whether all of them are compared, and not ENOUGH.
     """
 
     def __init__(
-        self, *, host: Host, linked: Callable[[], frozenset[PeerId]], on_progress: Callable[[Progress], None]
+        self,
+        *,
+        host: Host,
+        linked: Callable[[], frozenset[PeerId]],
+        on_progress: Callable[[Progress], None],
+        with_all: bool = True,
     ) -> None:
+        self._enough = math.inf if with_all else ENOUGH
+        self._at_once = trio.CapacityLimiter(math.inf if with_all else AT_ONCE)
         self._host = host
         self._linked = linked
         self._on_progress = on_progress
@@ -165,8 +177,9 @@ class Layouts:
     async def _check_watched(self, peer: PeerId, retry_s: float) -> bool:
         """Compare as `check` does; if there was nothing to compare, return when there may be, or the link was lost."""
         asks = self._watched[peer] = trio.Event()
-        if await self.check(peer):
-            return True
+        async with self._at_once:
+            if len(self._checked) >= self._enough or await self.check(peer):
+                return True
         with trio.move_on_after(retry_s):
             await asks.wait()
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import trio
@@ -10,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shoal.node.outcome import Notice, Progress
 from shoal.node.training.layouts import (
+    ENOUGH,
     PART_LIMIT_PARAMETERS,
     RETRY_LIMIT_S,
     RETRY_S,
@@ -171,3 +173,24 @@ async def test_peers_that_never_answer_are_asked_ever_less_often_and_not_after_t
         linked.clear()
         layouts.forget(PEER)  # type: ignore[arg-type]
     assert (peer.asked, trio.current_time()) == (asked, now)
+
+
+async def test_where_a_difference_is_only_told_a_few_are_compared_and_others_where_these_do_not_answer() -> None:
+    here, others = layout(a=(2,)), [f"12D3KooW{number}" for number in range(5 * ENOUGH)]
+    mute = frozenset(others[: 2 * ENOUGH])
+
+    class Others(Peer):
+        async def request(self, peer: str, *args: Any, **options: Any) -> bytes:
+            data = await super().request(peer, *args, **options)
+            if peer in mute:
+                raise NetworkError("no answer")
+            return data
+
+    peers = Others(here)
+    layouts = Layouts(host=peers, linked=lambda: frozenset(others), on_progress=lambda one: None, with_all=False)  # type: ignore[arg-type]
+    layouts.know(here)
+    async with trio.open_nursery() as nursery:
+        for peer in others:
+            nursery.start_soon(layouts.watch, peer)
+    assert len(layouts.alike(frozenset(others))) == ENOUGH  # type: ignore[arg-type]
+    assert ENOUGH <= peers.asked <= 3 * ENOUGH
