@@ -29,15 +29,16 @@ WAITED_TIMES = 1.5
 
 @dataclass(slots=True)
 class Lateness:
-    """The slowest of late, in seconds, forgotten by and by."""
+    """The slowest of late, in seconds, up to a limit, forgotten by and by."""
 
+    limit_s: float = LATE_LIMIT_S
     _slowest_s: float = 0.0
     _at: float = -math.inf
 
     def note(self, late_s: float, now: float) -> None:
         """Something was so late, and is noticed now."""
         before_s = self.seconds(now)
-        self._slowest_s = max(before_s, min(late_s, LATE_LIMIT_S) if late_s > NOTED_S else 0.0)
+        self._slowest_s = max(before_s, min(late_s, self.limit_s) if late_s > NOTED_S else 0.0)
         self._at = now
 
     def noted_within(self, seconds: float, now: float) -> bool:

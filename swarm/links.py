@@ -71,6 +71,9 @@ HANDSHAKE_DEADLINE_S = 5.0
 """From when somebody took a connection. This and those that follow are longer by what was late of late."""
 HELLO_DEADLINE_S = 5.0
 ADMISSION_DEADLINE_S = 5.0
+MAKING_LIMIT_S = 16.0
+"""Time that the last links took to make up to which the next are waited for: nobody else waits for them meanwhile, and
+what is given up has cost both ends most of what a link costs."""
 SEND_DEADLINE_S = 10.0
 LINK_LIMIT = 256  # links of a node
 LAST_WORD_S = 1.0
@@ -221,7 +224,7 @@ class Links:
         self._host = host
         self.pace = pace
         self._own_lag_s = own_lag_s
-        self._making = Lateness()
+        self._making = Lateness(MAKING_LIMIT_S)
         self._few_places = places
         self._refusals = refusals or Refusals()
         self._swarm_id = swarm_id
