@@ -6,6 +6,53 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "a stream's sender is told of room after each message",
+        "tests/swarm/test_muxer.py::test_who_sends_is_told_of_room_only_where_much_was_read_and_sends_on",
+        "if self._read_bytes >= CREDIT_BYTES:",
+        "if self._read_bytes:",
+    ),
+    bug(
+        "a stream's sender is never told of room",
+        "tests/swarm/test_muxer.py::test_who_sends_is_told_of_room_only_where_much_was_read_and_sends_on",
+        "if self._read_bytes >= CREDIT_BYTES:",
+        "if self._read_bytes >= 1 << 40:",
+    ),
+    bug(
+        "a direct connection is not made where there is one through a relay",
+        "tests/swarm/reaching/test_circuits.py"
+        "::test_direct_connection_takes_the_place_of_a_relayed_one_and_never_the_other_way",
+        "if self.is_direct(PeerId(str(peer_id))):  # the peer dialled at the same time, and was first",
+        "if self.link(peer_id) is not None:",
+    ),
+    bug(
+        "whether this machine has a network is looked at whenever it is asked",
+        "tests/swarm/reaching/test_own_addresses.py"
+        "::test_who_asks_often_whether_there_is_a_network_has_it_looked_at_seldom",
+        "if self._listens_beyond and now - self._network_looked_at >= NETWORK_LOOK_S:",
+        "if self._listens_beyond:",
+    ),
+    bug(
+        "members that have no time to knock are asked as often as ever",
+        "tests/node/discovery/test_reaching.py"
+        "::test_members_that_have_no_time_to_knock_are_asked_ever_less_often_whoever_is_linked_meanwhile",
+        "                settle.next_s()\n",
+        "                settle.reset()\n",
+    ),
+    bug(
+        "peers that have no time to tell theirs are asked for the time as often as ever",
+        "tests/node/discovery/test_clocks.py"
+        "::test_peers_that_have_no_time_for_it_are_asked_ever_less_often_whoever_is_linked_meanwhile",
+        "if len(self._ahead_s) > known:",
+        "if True:",
+    ),
+    bug(
+        "models are compared with all where a difference is only told",
+        "tests/node/training/test_layouts.py"
+        "::test_where_a_difference_is_only_told_a_few_are_compared_and_others_where_these_do_not_answer",
+        "len(self._checked) >= self._enough or ",
+        "",
+    ),
+    bug(
         "who lost a connection unnoticed passes for one that dials at the same time, for as long as that is young",
         "tests/swarm/test_host.py::"
         "test_peer_that_lost_its_connection_unnoticed_makes_another_also_against_who_dialled_the_first",

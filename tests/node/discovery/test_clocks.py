@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
 import pytest
 import trio
 
@@ -9,6 +13,7 @@ from shoal.node.discovery import clocks as clocks_module
 from shoal.node.discovery.clocks import CLOCK_PROTOCOL, CLOCKS_LIMIT, Clocks, WallClock, apart_text
 from shoal.node.outcome import Notice, Progress
 from shoal.protocol.errors import NetworkError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.wire import canonical
 from shoal.swarm.members import Change
 from tests.swarm.test_members import Node
@@ -48,8 +53,9 @@ async def compared(mine_s: float, *theirs_s: float | None) -> list[Progress]:
 
 
 @pytest.fixture(autouse=True)
-def _without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks_module, "SETTLE_S", 0.0)
+def _without_delay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "virtual_time" not in request.keywords:
+        monkeypatch.setattr(clocks_module, "SETTLE_S", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +85,27 @@ async def test_clock_is_told_to_who_is_linked_alone() -> None:
             await stranger.host.request(
                 me.peer, CLOCK_PROTOCOL, canonical(WallClock(at_s=0)), deadline_s=5, limit_bytes=64
             )
+
+
+@pytest.mark.virtual_time
+async def test_peers_that_have_no_time_for_it_are_asked_ever_less_often_whoever_is_linked_meanwhile() -> None:
+    asked: list[float] = []
+
+    async def request(*args: object, **options: object) -> NoReturn:
+        asked.append(trio.current_time())
+        raise NetworkError("no answer in time")
+
+    host: Any = SimpleNamespace(serve=lambda *args, **options: None, request=request)
+    peer = PeerId("12D3KooWB")
+    own = Clocks(host, lambda: {peer}, lambda progress: None)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(own.run)
+        while len(asked) < 8:
+            own.heard(Change("linked", peer))
+            await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    gaps = [later - at for at, later in itertools.pairwise(asked)]
+    assert all(gap >= least for gap, least in zip(gaps, (4, 8, 16, 32, 60, 60, 60), strict=True)), gaps
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -199,6 +200,26 @@ async def test_peer_that_was_linked_anew_knocks_anew(tmp_path: Path) -> None:
         one.reaching.heard(Change("lost", other.host.peer_id))
         one.reaching.heard(Change("linked", other.host.peer_id))
         await until(lambda: len(one.reaching._evidence) == 1)
+
+
+async def test_members_that_have_no_time_to_knock_are_asked_ever_less_often_whoever_is_linked_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    async def ask(host: Host, *_: object) -> NoReturn:
+        if host is one.host:
+            asked.append(trio.current_time())
+        raise NetworkError("no answer in time")
+
+    monkeypatch.setattr(reaching, "ask_dial_back", ask)
+    monkeypatch.setattr(reaching, "CHECK_SETTLE_S", 0.01)
+    async with swarm_of(tmp_path, {}, {}) as ((one, other), _):
+        while len(asked) < 6:
+            one.reaching.heard(Change("linked", other.host.peer_id))
+            await trio.sleep(0.005)
+    gaps = [later - at for at, later in itertools.pairwise(asked)]
+    assert all(gap >= least for gap, least in zip(gaps, (0.02, 0.04, 0.08, 0.16, 0.32), strict=True)), gaps
 
 
 def test_what_a_node_relays_is_within_the_cap_on_its_lanes(tmp_path: Path) -> None:

@@ -189,8 +189,9 @@ async def test_where_a_difference_is_only_told_a_few_are_compared_and_others_whe
     peers = Others(here)
     layouts = Layouts(host=peers, linked=lambda: frozenset(others), on_progress=lambda one: None, with_all=False)  # type: ignore[arg-type]
     layouts.know(here)
-    async with trio.open_nursery() as nursery:
-        for peer in others:
-            nursery.start_soon(layouts.watch, peer)
+    with trio.fail_after(10 * RETRY_LIMIT_S):
+        async with trio.open_nursery() as nursery:
+            for peer in others:
+                nursery.start_soon(layouts.watch, peer)
     assert len(layouts.alike(frozenset(others))) == ENOUGH  # type: ignore[arg-type]
     assert ENOUGH <= peers.asked <= 3 * ENOUGH

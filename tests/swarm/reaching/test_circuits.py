@@ -104,7 +104,8 @@ async def test_direct_connection_takes_the_place_of_a_relayed_one_and_never_the_
         # Whoever has a connection does not dial again: the one that dials is the adapter below.
         known = next(iter(p for p in bob._network.connections if str(p) == alice.peer_id))
         await bob._network._dial(parsed, known, lambda: None)
-        await until(lambda: bob.is_direct(alice.peer_id) and alice.is_direct(bob.peer_id))
+        assert bob.is_direct(alice.peer_id), "at once, for alice has accepted it before"
+        assert alice.is_direct(bob.peer_id)
         assert await alice.request(bob.peer_id, ECHO, b"direct", deadline_s=WAIT_S) == b"direct"
         circuit = parse_any(through(relay, bob.peer_id))
         assert isinstance(circuit, CircuitAddress)

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from shoal.protocol.identity import Identity
+from shoal.swarm import host as host_module
 from shoal.swarm.host import Host
 from shoal.swarm.reaching import networks, own_addresses
 from shoal.swarm.reaching.networks import bound_hosts
@@ -165,3 +166,20 @@ def test_machine_has_a_network_where_an_interface_that_is_up_has_an_address_for_
         Host(identity=Identity.generate(), listen=[f"/ip4/{at}/tcp/0"]) for at in ("0.0.0.0", "127.0.0.1")
     )
     assert (beyond.is_cut_off, within.is_cut_off) == (not has_network, False)
+
+
+def test_who_asks_often_whether_there_is_a_network_has_it_looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
+
+    def look() -> bool:
+        looks.append(True)
+        return False
+
+    monkeypatch.setattr(host_module, "has_network", look)
+    monkeypatch.setattr(host_module, "NETWORK_LOOK_S", 3600.0)
+    host = Host(identity=Identity.generate(), listen=["/ip4/0.0.0.0/tcp/0"])
+    assert [host.is_cut_off for _ in range(100)] == [True] * 100
+    assert len(looks) == 1
+    monkeypatch.setattr(host_module, "NETWORK_LOOK_S", 0.0)
+    assert host.is_cut_off
+    assert len(looks) == 2
