@@ -1142,7 +1142,7 @@ PROTOCOL: tuple[Bug, ...] = (
         "a peer may say by late answers that it is never to be given up",
         "tests/protocol/test_lateness.py"
         "::test_nobody_has_itself_waited_for_longer_than_the_bound_however_late_it_answers",
-        "self._slowest_s = max(before_s, min(late_s, LATE_LIMIT_S) if late_s > NOTED_S else 0.0)",
+        "self._slowest_s = max(before_s, min(late_s, self.limit_s) if late_s > NOTED_S else 0.0)",
         "self._slowest_s = max(before_s, late_s if late_s > NOTED_S else 0.0)",
     ),
     bug(

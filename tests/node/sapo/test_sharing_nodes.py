@@ -202,7 +202,9 @@ async def test_attacker_is_found_out_and_ignored_while_honest_groups_go_on(
             assert {group.origin for group in agent.taken} == honest - {agent.peer}
             assert agent.trust.ignored(attacker.peer) == (ignored_at == 4.0)
             assert all(agent.trust.demerits(peer) == 0 for peer in honest)
-            assert {peer for peer, _ in agent.blamed} == {attacker.peer}
+            # Who is ignored soon may be so before it did what blames whoever sends it.
+            assert {peer for peer, _ in agent.blamed} <= {attacker.peer}
+            assert agent.blamed or ignored_at == 4.0
             assert agent.host.handler_errors == 0
         if ignored_at == 4.0:
             assert all(len(agent.taken) >= (rounds - 1) * EXTERNAL for agent in agents)
