@@ -6,6 +6,18 @@ from tests.planted.bugs import Bug, bug
 
 SWARM: tuple[Bug, ...] = (
     bug(
+        "links that take long are given up, also where all do",
+        "tests/swarm/test_link_deadlines.py::test_links_that_take_long_are_finished_and_a_hang_is_not_waited_for",
+        "self._making = Lateness(MAKING_LIMIT_S)",
+        "self._making = Lateness()",
+    ),
+    bug(
+        "a peer that hangs may be waited for as long as it likes while a link is made",
+        "tests/swarm/test_link_deadlines.py::test_links_that_take_long_are_finished_and_a_hang_is_not_waited_for",
+        "self._making = Lateness(MAKING_LIMIT_S)",
+        "self._making = Lateness(1e9)",
+    ),
+    bug(
         "a stream's sender is told of room after each message",
         "tests/swarm/test_muxer.py::test_who_sends_is_told_of_room_only_where_much_was_read_and_sends_on",
         "if self._read_bytes >= CREDIT_BYTES:",

@@ -105,6 +105,16 @@ async def test_handshakes_are_given_as_much_longer_as_links_took_of_late() -> No
     assert gate.took_s == {PEER: pytest.approx(3.0), OTHER: pytest.approx(0.0)}
 
 
+@pytest.mark.parametrize(("took_s", "longer_s"), [(12.0, 1.5 * 12.0), (40.0, 1.5 * links.MAKING_LIMIT_S)])
+async def test_links_that_take_long_are_finished_and_a_hang_is_not_waited_for(took_s: float, longer_s: float) -> None:
+    network = SlowNetwork()
+    network.handshake_s = took_s
+    tested = links_on(network, Gate())
+    await tested.meet(PEER, [], deadline_s=5)
+    await tested.meet(OTHER, [], deadline_s=5)
+    assert network.given == pytest.approx([5.0, 5.0 + longer_s])
+
+
 async def test_handshakes_are_given_longer_by_own_lag() -> None:
     network = SlowNetwork()
     await links_on(network, Gate(), own_lag_s=lambda now: 2.5).meet(PEER, [], deadline_s=1)
