@@ -186,7 +186,7 @@ class Host:
     def is_cut_off(self) -> bool:
         """True if it listens beyond this machine, which has no network: nobody else can be blamed.
 
-        As of NETWORK_LOOK_S ago at most: where there is no quorum this is asked with every message.
+        As of `renew_addresses`, or NETWORK_LOOK_S ago at most: without a quorum this is asked with every message.
         """
         now = time.monotonic()
         if self._listens_beyond and now - self._network_looked_at >= NETWORK_LOOK_S:
@@ -194,7 +194,8 @@ class Host:
         return self._lacks_network
 
     def renew_addresses(self) -> None:
-        """Look anew at which addresses this machine has; what listens there stays."""
+        """Look anew at which addresses this machine has, and whether it has a network; what listens there stays."""
+        self._network_looked_at = -math.inf
         self.addresses = reachable_addresses(self._bound, self.peer_id)
 
     # -- serving -------------------------------------------------------------------------------------------------

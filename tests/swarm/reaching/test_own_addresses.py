@@ -168,18 +168,24 @@ def test_machine_has_a_network_where_an_interface_that_is_up_has_an_address_for_
     assert (beyond.is_cut_off, within.is_cut_off) == (not has_network, False)
 
 
-def test_who_asks_often_whether_there_is_a_network_has_it_looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[bool] = []
+def test_whether_there_is_a_network_is_looked_at_seldom_and_at_once_where_addresses_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has, looks = [False], list[bool]()
 
     def look() -> bool:
         looks.append(True)
-        return False
+        return has[0]
 
     monkeypatch.setattr(host_module, "has_network", look)
     monkeypatch.setattr(host_module, "NETWORK_LOOK_S", 3600.0)
     host = Host(identity=Identity.generate(), listen=["/ip4/0.0.0.0/tcp/0"])
+    host._bound = []
     assert [host.is_cut_off for _ in range(100)] == [True] * 100
     assert len(looks) == 1
+    has[0] = True
+    host.renew_addresses()
+    assert not host.is_cut_off
     monkeypatch.setattr(host_module, "NETWORK_LOOK_S", 0.0)
+    has[0] = False
     assert host.is_cut_off
-    assert len(looks) == 2
