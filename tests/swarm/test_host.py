@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import trio
@@ -509,6 +510,34 @@ async def test_peer_that_lost_its_connection_unnoticed_makes_another_also_agains
         assert await higher.request(lower.peer_id, ECHO, b"x", deadline_s=WAIT_S) == b"x"
         [new] = connections(lower, higher.peer_id)
         assert new is not there
+
+
+async def test_who_is_dialled_while_its_own_dial_is_under_way_leaves_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long the call was under way: the far end could not tell it from that of one who lost its connection."""
+    async with hosts(1, 2) as both:
+        lower, higher = sorted(both, key=lambda host: host.peer_id)
+        open_tcp_stream, calls, goes_on = trio.open_tcp_stream, trio.Event(), trio.Event()
+
+        async def slow(*args: Any, **options: Any) -> trio.SocketStream:
+            stream = await open_tcp_stream(*args, **options)
+            if args[1] == port_of(lower):
+                calls.set()
+                await goes_on.wait()
+            return stream
+
+        monkeypatch.setattr(trio, "open_tcp_stream", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connected, higher, lower)
+            await calls.wait()
+            await connected(lower, higher)
+            [there] = connections(lower, higher.peer_id)
+            there.muxed_conn.opened_at -= 5.0  # type: ignore[attr-defined]
+            goes_on.set()
+        lower.serve(ECHO, echo)
+        assert await higher.request(lower.peer_id, ECHO, b"x", deadline_s=WAIT_S) == b"x"
+        assert connections(lower, higher.peer_id) == [there]
 
 
 async def test_host_that_has_ended_leaves_no_thread_behind() -> None:
