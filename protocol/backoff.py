@@ -21,6 +21,13 @@ class Backoff:
         """Begin anew, with the first pause."""
         self.pause_s = self._first_s
 
+    def note(self, *, failed: bool) -> None:
+        """Make the next pause longer after a try that failed, and the first again after any other."""
+        if failed:
+            self.next_s()
+        else:
+            self.reset()
+
     def exhaust(self) -> None:
         """Make the next pause the longest."""
         self.pause_s = self._limit_s

@@ -279,7 +279,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         self._unread = Allowance(memory)
         self._unread.known(PeerId(str(peer_id)))
         self.began_at = trio.current_time()
-        """When the handshake began, if it is said."""
+        """When its handshake began; whoever shook hands says so."""
         self.opened_at = math.inf
         """When both ends were agreed that there is this connection."""
         # Of two ends one asks, and the other has heard of it then: it asks only if that one does not.

@@ -67,18 +67,17 @@ class Clocks:
         task_status.started()
         settle = Backoff(SETTLE_S, SETTLE_LIMIT_S)
         while True:
-            known = len(self._ahead_s)
             with trio.move_on_after(PERIOD_S) as quiet:
                 await self._news.wait()
-                await trio.sleep(settle.next_s())
+                await trio.sleep(settle.pause_s)
             if quiet.cancelled_caught:
                 self._ahead_s.clear()
             self._news = trio.Event()
-            for peer in sorted(self._linked())[:CLOCKS_LIMIT]:
-                if peer not in self._ahead_s and len(self._ahead_s) < CLOCKS_LIMIT:
+            asked = [peer for peer in sorted(self._linked())[:CLOCKS_LIMIT] if peer not in self._ahead_s]
+            for peer in asked:
+                if len(self._ahead_s) < CLOCKS_LIMIT:
                     await self._ask(peer)
-            if len(self._ahead_s) > known:
-                settle.reset()
+            settle.note(failed=bool(asked) and self._ahead_s.keys().isdisjoint(asked))
             self._compare()
 
     def heard(self, change: Change) -> None:

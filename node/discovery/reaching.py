@@ -74,6 +74,7 @@ class Reaching:
         self._mapping: PortMapping | None = None
         self._mapping_tried = False
         self._check = trio.Event()
+        self._settle = Backoff(CHECK_SETTLE_S, CHECK_SETTLE_LIMIT_S)
         self._reserve = trio.Event()
         self._checked = frozenset[PeerId]()  # the linked peers that knocked, of late
         self._control: tuple[str, ...] = ()  # the listeners' own addresses
@@ -217,6 +218,7 @@ class Reaching:
         if change.gone:
             self._mapping, self._mapping_tried = None, False  # it leads to where this machine was
         self._weigh()
+        self._settle.reset()
         self._check.set()
         self._reserve.set()
 
@@ -243,27 +245,20 @@ class Reaching:
     # -- checking ------------------------------------------------------------------------------------------------
 
     async def _keep_checking(self) -> None:
-        settle = Backoff(CHECK_SETTLE_S, CHECK_SETTLE_LIMIT_S)
         while True:
             again = True
             with trio.move_on_after(CHECK_PERIOD_S if len(self._evidence) else CHECK_RETRY_S):
                 await self._check.wait()
-                await trio.sleep(settle.pause_s)
+                await trio.sleep(self._settle.pause_s)
                 again = False
             self._check = trio.Event()
             if again:
                 self._checked = frozenset()
-            if (answered := await self._ask()) is None:
-                continue
-            if answered:
-                settle.reset()
+            if await self._ask():
                 await self._conclude()
-            else:
-                settle.next_s()
 
-    async def _ask(self) -> bool | None:
-        """Have members knock that did not yet, as long as they are fewer than CHECKERS; whether one answered, None if
-        none is asked."""
+    async def _ask(self) -> bool:
+        """Have members knock that did not yet, as long as they are fewer than CHECKERS; whether one answered."""
         linked = [peer for peer in self._links.linked() if self._host.is_direct(peer)]
         linked.sort(
             key=lambda peer: (is_private(self._host.host_of(peer) or ""), not self._host.comes_first(peer), peer)
@@ -284,7 +279,9 @@ class Reaching:
         async with trio.open_nursery() as nursery:
             for peer in asked:
                 nursery.start_soon(ask, peer)
-        return not self._checked.isdisjoint(asked) if asked else None
+        answered = not self._checked.isdisjoint(asked)
+        self._settle.note(failed=bool(asked) and not answered)
+        return answered
 
     def _ports(self) -> tuple[int, ...]:
         """The ports to knock at, as the world would number them: the listeners', and those of the mapping."""

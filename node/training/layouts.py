@@ -40,8 +40,8 @@ DIMENSION_LIMIT = 16
 DIFFERENCE_LIMIT = 64
 """Other layouts that are remembered."""
 ENOUGH = 8
-"""Peers whose models are compared with this node's, where a difference is told to the user alone."""
-AT_ONCE = 4
+"""Peers whose models are compared with this node's, and as many at once, where a difference is told to the user alone.
+"""
 RETRY_S, RETRY_LIMIT_S = 2.0, 60.0
 """A peer that has built no model yet, or does not answer, is asked again after so long, which doubles up to the limit,
 or when it asks itself."""
@@ -124,7 +124,7 @@ class Layouts:
         with_all: bool = True,
     ) -> None:
         self._enough = math.inf if with_all else ENOUGH
-        self._at_once = trio.CapacityLimiter(math.inf if with_all else AT_ONCE)
+        self._at_once = trio.CapacityLimiter(self._enough)
         self._host = host
         self._linked = linked
         self._on_progress = on_progress

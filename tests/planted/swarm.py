@@ -39,23 +39,36 @@ SWARM: tuple[Bug, ...] = (
     bug(
         "whether this machine has a network is looked at whenever it is asked",
         "tests/swarm/reaching/test_own_addresses.py"
-        "::test_who_asks_often_whether_there_is_a_network_has_it_looked_at_seldom",
+        "::test_whether_there_is_a_network_is_looked_at_seldom_and_at_once_where_addresses_changed",
         "if self._listens_beyond and now - self._network_looked_at >= NETWORK_LOOK_S:",
         "if self._listens_beyond:",
+    ),
+    bug(
+        "that the network is gone is noticed half a second after the addresses are",
+        "tests/swarm/reaching/test_own_addresses.py"
+        "::test_whether_there_is_a_network_is_looked_at_seldom_and_at_once_where_addresses_changed",
+        "        self._network_looked_at = -math.inf\n",
+        "",
+    ),
+    bug(
+        "a dial goes on whose peer's own was first",
+        "tests/swarm/test_host.py::test_who_is_dialled_while_its_own_dial_is_under_way_leaves_what_there_is",
+        "if self.is_direct(PeerId(str(peer_id))):  # the peer dialled at the same time, and was first",
+        "if False:",
     ),
     bug(
         "members that have no time to knock are asked as often as ever",
         "tests/node/discovery/test_reaching.py"
         "::test_members_that_have_no_time_to_knock_are_asked_ever_less_often_whoever_is_linked_meanwhile",
-        "                settle.next_s()\n",
-        "                settle.reset()\n",
+        "self._settle.note(failed=bool(asked) and not answered)",
+        "self._settle.note(failed=False)",
     ),
     bug(
         "peers that have no time to tell theirs are asked for the time as often as ever",
         "tests/node/discovery/test_clocks.py"
         "::test_peers_that_have_no_time_for_it_are_asked_ever_less_often_whoever_is_linked_meanwhile",
-        "if len(self._ahead_s) > known:",
-        "if True:",
+        "settle.note(failed=bool(asked) and self._ahead_s.keys().isdisjoint(asked))",
+        "settle.note(failed=False)",
     ),
     bug(
         "models are compared with all where a difference is only told",

@@ -313,8 +313,8 @@ def _connected_pair() -> tuple[socket.socket, socket.socket]:
     return near, far
 
 
-def credit(stream_id: int, size: int, flags: int = 0) -> bytes:
-    return struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_WINDOW_UPDATE, flags, stream_id, size)
+def credit(stream_id: int, size: int) -> bytes:
+    return struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_WINDOW_UPDATE, 0, stream_id, size)
 
 
 @pytest.mark.virtual_time

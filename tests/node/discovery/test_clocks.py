@@ -52,12 +52,12 @@ async def compared(mine_s: float, *theirs_s: float | None) -> list[Progress]:
     return told
 
 
-@pytest.fixture(autouse=True)
-def _without_delay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "virtual_time" not in request.keywords:
-        monkeypatch.setattr(clocks_module, "SETTLE_S", 0.0)
+@pytest.fixture
+def without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks_module, "SETTLE_S", 0.0)
 
 
+@pytest.mark.usefixtures("without_delay")
 @pytest.mark.parametrize(
     ("mine_s", "theirs_s", "told"),
     [
