@@ -307,15 +307,17 @@ class RelayWatch:
         self._coming = StallWatch[Way](stall_s=stall_s, planned=planned)
         self._going = StallWatch[Way](stall_s=stall_s, planned=planned)
 
-    def look(self, now: float) -> tuple[RelayedWay, ...]:
-        """Return the ways of which something can be said at `now`, in the order of the ways."""
+    def look(self, now: float, late_s: float = 0.0) -> tuple[RelayedWay, ...]:
+        """Return the ways of which something can be said at `now`, in the order of the ways. late_s: as of a watch."""
         account, holding = self._account, self._holding
         late = self._reduction.waiting_for().finals
         lacks = {way: account.lacks(way, self._reduction, late) for way in account.ways}
         held = [way for way in account.ways if holding.held(way)]
         owing = [way for way, (contributions, finals, _) in lacks.items() if contributions or finals]
-        self._coming.look(now, owing=owing, moved={way: account.came_bytes(way) for way in account.ways})
-        self._going.look(now, owing=held, moved={way: holding.let_go(way) for way in account.ways})
+        came_bytes = {way: account.came_bytes(way) for way in account.ways}
+        let_go = {way: holding.let_go(way) for way in account.ways}
+        self._coming.look(now, owing=owing, moved=came_bytes, late_s=late_s)
+        self._going.look(now, owing=held, moved=let_go, late_s=late_s)
         said = []
         for way, (contributions, finals, wrong) in lacks.items():
             taken = way not in self._going.stalled()

@@ -2,7 +2,7 @@
 
 A peer stalls when it owes something for the whole of the stall deadline and moves less meanwhile than a quarter of what
 it was planned with; where no rate is known, when it moves nothing. Time in which this node itself was suspended does
-not count: it saw nothing, so it accuses nobody.
+not count: it saw nothing, so it accuses nobody. While it runs late it waits longer: what came may lie unread.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ class StallWatch(Generic[Who]):
     """
 
     def __init__(self, *, stall_s: float, planned: Mapping[Who, float]) -> None:
-        self._stall_s = stall_s
+        self._stall_s = self._deadline_s = stall_s
         self._planned = planned
         self._looks: dict[Who, deque[tuple[float, int]]] = {}
         self._looked_at = float("-inf")
 
-    def look(self, now: float, *, owing: Collection[Who], moved: Mapping[Who, int]) -> None:
-        """Note who owes something at `now`, and how many bytes have moved so far."""
+    def look(self, now: float, *, owing: Collection[Who], moved: Mapping[Who, int], late_s: float = 0.0) -> None:
+        """Note who owes something at `now`, and how many bytes have moved so far.
+
+        late_s: by how much longer than the deadline this node waits, since it runs late itself.
+        """
+        self._deadline_s = self._stall_s + late_s
         if now - self._looked_at > SUSPENDED_S:
             self._looks.clear()
         self._looked_at = now
@@ -48,12 +52,12 @@ class StallWatch(Generic[Who]):
         for peer in owing:
             looks = self._looks.setdefault(peer, deque())
             looks.append((now, moved.get(peer, 0)))
-            while len(looks) > 1 and looks[1][0] <= now - self._stall_s:
+            while len(looks) > 1 and looks[1][0] <= now - self._deadline_s:
                 looks.popleft()
 
     def lasting(self) -> set[Who]:
         """Peers or ways that have owed for the whole deadline, whatever they moved."""
-        return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= self._stall_s}
+        return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= self._deadline_s}
 
     def stalled(self) -> set[Who]:
         """Peers or ways that have owed for the whole deadline and moved too little."""
@@ -61,7 +65,7 @@ class StallWatch(Generic[Who]):
         for peer, looks in self._looks.items():
             (began, before), (now, after) = looks[0], looks[-1]
             needed = max(1.0, STALL_SHARE * self._planned.get(peer, 0.0) * (now - began))
-            if now - began >= self._stall_s and after - before < needed:
+            if now - began >= self._deadline_s and after - before < needed:
                 found.add(peer)
         return found
 

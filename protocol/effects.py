@@ -134,11 +134,13 @@ class StandOnHead:
 class Train:
     """Have the trainer make this round's inner steps; or, not to `contribute`, others meanwhile.
 
-    at_once: where the steps of a round follow speeds, those that are made are all.
+    at_once: where the steps of a round follow speeds, those that are made are all. beside: who is expected to
+    contribute to the round too, so that there is time to come together with them.
     """
 
     contribute: bool = True
     at_once: bool = False
+    beside: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -743,7 +743,7 @@ class Member:
         yield GiveWay(self._announced_early(next_position(head)))
         yield StandOnHead()  # may take a while, in which the others know already that they have to wait
         if role == TRAINING:
-            yield Train()
+            yield Train(beside=machine.trainers())
         for heard in self._early.take():
             yield from self._take_message(heard)
 

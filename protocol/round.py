@@ -357,6 +357,11 @@ class RoundMachine:
         waits = mine is not None and mine.role == CONTRIBUTOR and facts.plan is None and self.phase is not Phase.DECIDED
         return frozenset(facts.awaited()) if waits else frozenset()
 
+    def trainers(self) -> frozenset[PeerId]:
+        """The others that are expected to contribute to this round, or have done so."""
+        facts = self._facts
+        return frozenset({*facts.awaited(), *facts.candidates()} - {self.me})
+
     def missing(self) -> tuple[PeerId, ...]:
         """The voters that are not here."""
         here = self._facts.alive | self.agreement.leaves

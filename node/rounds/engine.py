@@ -326,7 +326,7 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.StopReduction: lambda engine, effect: engine._p.reduce.stop(),
     effects.TakePart: Engine._take_part,
     effects.Tell: Engine._tell,
-    effects.Train: lambda engine, effect: engine._part.train(contribute=effect.contribute, at_once=effect.at_once),
+    effects.Train: lambda engine, effect: engine._part.train(effect),
     effects.WatchReduction: Engine._watch_reduction,
     effects.WorkOut: Engine._work_out,
     effects.Write: Engine._write,

@@ -70,17 +70,18 @@ class Pace:
         self._download = BusyRate(now, received)
         self._upload = BusyRate(now, taken)
 
-    def look(self, now: float) -> Stall:
-        """Note where everyone stands; returns who stalls."""
+    def look(self, now: float, late_s: float = 0.0) -> Stall:
+        """Note where everyone stands; returns who stalls. late_s: by how much longer than usual this node waits."""
         moved = {peer: self._counters.moved(peer) for peer in self._peers}
         wanted = self._reduction.received_bytes
         received = {peer: moved[peer].received + wanted.get(peer, 0) for peer in self._peers}
         waiting = self._reduction.waiting_for()
         queued = [peer for peer in self._peers if self._counters.queued_bytes(peer)]
-        self._receiving.look(now, owing=waiting.contributions, moved=received)
-        self._late.look(now, owing=waiting.finals, moved=received)
+        taken = {peer: moved[peer].taken for peer in self._peers}
+        self._receiving.look(now, owing=waiting.contributions, moved=received, late_s=late_s)
+        self._late.look(now, owing=waiting.finals, moved=received, late_s=late_s)
         self._quiet.look(now, owing=waiting.finals, moved=received)
-        self._sending.look(now, owing=queued, moved={peer: moved[peer].taken for peer in self._peers})
+        self._sending.look(now, owing=queued, moved=taken, late_s=late_s)
         came, went = _totals(moved.values())
         self._download.look(now, came, busy=bool(waiting.contributions or waiting.finals))
         self._upload.look(now, went, busy=bool(queued))

@@ -24,6 +24,7 @@ from shoal.node.training import trainer_messages
 from shoal.node.training.trainer import Restarted, TrainerEvent
 from shoal.node.training.trainer_messages import Contribution
 from shoal.protocol.chain import next_position
+from shoal.protocol.effects import Train
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Evaluated, Input, Trained, TrainerRestarted
@@ -152,13 +153,15 @@ class Participation:
         await self._training_client.retune(manifest)
         self._manifest = manifest
 
-    async def train(self, *, contribute: bool = True, at_once: bool = False) -> None:
-        """Have the trainer make this round's inner steps (`effects.Train`)."""
+    async def train(self, order: Train) -> None:
+        """Have the trainer make this round's inner steps, and lanes brought up meanwhile."""
         state, client = self._state_store.state, self._training_client
         assert state is not None
-        if not at_once or client.balances:
+        if order.beside:
+            self._p.reduce.bring_up_lanes(order.beside)
+        if not order.at_once or client.balances:
             head = self._state_store.head
-            await client.train(head, self._me, state.tokens, contribute=contribute, at_once=at_once)
+            await client.train(head, self._me, state.tokens, contribute=order.contribute, at_once=order.at_once)
 
     async def pause(self, paused: bool) -> None:
         """Stop the trainer, or let it go on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,7 @@ from shoal.node.state.catchup import CatchUp
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.lateness import Lateness
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, RelayedWay, Value
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
@@ -98,7 +99,9 @@ class ReductionDriver:
         self._wanted: dict[bytes, float] = {}
         """By plan, since when its finals are needed for a vote, in this round."""
         self._copying = Copying(catchup, self._jobs.send_nowait)
+        self._lag = Lateness()
         self._mending: set[PeerId] = set()
+        self._bringing_up = trio.CancelScope()
         self.unreachable: set[PeerId] = set()
         """Peers to whom no lane could be had the last time it was tried, or over whose lanes nothing moved."""
         self._plans_followed = 0
@@ -223,6 +226,26 @@ class ReductionDriver:
         """Have memory made while everyone trains, for as many payloads as the last round took."""
         self._jobs.send_nowait(partial(trio.to_thread.run_sync, self._memory.prepare))
 
+    def bring_up_lanes(self, peers: Collection[PeerId]) -> None:
+        """Have lanes to those with whom this node is going to reduce, while everyone trains.
+
+        Each begins with who comes after it in the order of PeerIds, and goes round: so that of two one dials.
+        """
+        me = self._identity.peer_id
+        self._bringing_up.cancel()
+        self._bringing_up = trio.CancelScope()
+        around = sorted(peers, key=lambda peer: (peer < me, peer))
+        self._jobs.send_nowait(partial(self._bring_up_lanes, around, self._bringing_up))
+
+    async def _bring_up_lanes(self, peers: Sequence[PeerId], scope: trio.CancelScope) -> None:
+        """One after another: nobody waits, and many who begin together have little time for each."""
+        with scope:
+            for peer in peers:
+                try:
+                    await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
+                except (NetworkError, RemoteError) as error:
+                    logger.debug("no lane yet: %s", error)
+
     def _finished(self, lineage: bytes) -> None:
         """All finals are here: check what their owners signed, and hand them over."""
         reduction = self._reduction
@@ -323,15 +346,19 @@ class ReductionDriver:
         """See who stalls; send again, over a new lane, what those lack whose lane failed."""
         while True:
             await self.until_under_way()
+            due = time.monotonic() + LOOK_PERIOD_S
             await trio.sleep(LOOK_PERIOD_S)
-            self._look()
+            now = time.monotonic()
+            self._lag.note(now - due, now)
+            self._look(now)
 
-    def _look(self) -> None:
-        reduction, now = self._reduction, time.monotonic()
+    def _look(self, now: float) -> None:
+        reduction = self._reduction
         if self._pace is not None:
-            self._stall = self._pace.look(now)
+            late_s = self._lag.waited_s(now)
+            self._stall = self._pace.look(now, late_s)
             if self._relaying is not None:
-                self.relayed = self._relaying.plan.hash, self._relaying.look(now)
+                self.relayed = self._relaying.plan.hash, self._relaying.look(now, late_s)
             if reduction is not None and reduction.plan.hash not in self._fetching:
                 closed_to = self._closed_to.get(reduction.lineage, frozenset())
                 self._copying.look(reduction, self._pace.quiet(), now, closed_to=closed_to)

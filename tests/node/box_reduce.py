@@ -190,6 +190,9 @@ class BoxReduce:
         else:
             self._hand_over(finals)
 
+    def bring_up_lanes(self, peers: frozenset[PeerId]) -> None:
+        """There are lanes between all."""
+
     def prepare(self) -> None:
         """Memory is plenty."""
 

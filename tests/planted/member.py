@@ -257,11 +257,11 @@ MEMBER: tuple[Bug, ...] = (
         "a round begins, and its trainer is told nothing",
         """
         if role == TRAINING:
-            yield Train()
+            yield Train(beside=machine.trainers())
         """,
         """
         if role == JOINER:
-            yield Train()
+            yield Train(beside=machine.trainers())
         """,
     ),
     simulated(

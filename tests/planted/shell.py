@@ -378,4 +378,36 @@ SHELL: tuple[Bug, ...] = (
         "return path if is_its_own else own",
         "return path",
     ),
+    bug(
+        "lanes are brought up only once there is a plan",
+        "tests/node/rounds/test_participation.py"
+        "::test_lanes_to_those_who_contribute_too_are_brought_up_while_all_train",
+        """
+        if order.beside:
+            self._p.reduce.bring_up_lanes(order.beside)
+        """,
+        """
+        if order.beside and False:
+            self._p.reduce.bring_up_lanes(order.beside)
+        """,
+    ),
+    bug(
+        "training is ordered beside nobody",
+        "tests/protocol/test_member.py::test_training_is_ordered_beside_those_alive_who_are_expected_to_contribute_too",
+        "yield Train(beside=machine.trainers())",
+        "yield Train()",
+    ),
+    bug(
+        "of two that come together both dial",
+        "tests/node/rounds/test_reducing.py"
+        "::test_lanes_are_brought_up_ahead_by_one_of_two_each_beginning_with_who_comes_after_it",
+        "around = sorted(peers, key=lambda peer: (peer < me, peer))",
+        "around = sorted(peers)",
+    ),
+    bug(
+        "a driver that runs late accuses as soon as one that does not",
+        "tests/node/rounds/test_reducing_stalls.py::test_driver_that_runs_late_itself_accuses_later",
+        "self._stall = self._pace.look(now, late_s)",
+        "self._stall = self._pace.look(now)",
+    ),
 )

@@ -267,6 +267,14 @@ def training() -> Paper:
     return here
 
 
+def test_training_is_ordered_beside_those_alive_who_are_expected_to_contribute_too() -> None:
+    here = paper(made=False)
+    others = sorted(frozenset(here.chain.head.members) - {here.me.peer_id})
+    here.peers = frozenset(others[1:])
+    here.begin()
+    assert [effect.beside for effect in here.asked if isinstance(effect, Train)] == [here.peers]
+
+
 def test_member_that_trains_rests_and_time_alone_leads_to_nothing_but_what_it_said_before() -> None:
     here = training()
     assert here.member.rests

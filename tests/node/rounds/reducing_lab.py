@@ -83,11 +83,11 @@ class Clock:
     def monotonic(self) -> float:
         return self.started_at + self.ahead_s
 
-    async def pass_time(self, mesh: Mesh, seconds: float) -> None:
-        """In steps in which every driver looks around."""
+    async def pass_time(self, mesh: Mesh, seconds: float, *, step_s: float = STEP_S) -> None:
+        """In steps in which every driver looks around: late, where they are much longer than `STEP_S`."""
         ends_at = self.ahead_s + seconds
         while self.ahead_s < ends_at:
-            self.ahead_s = min(self.ahead_s + STEP_S, ends_at)
+            self.ahead_s = min(self.ahead_s + step_s, ends_at)
             looked = [lanes.looks for lanes in mesh.lanes]
             others = len(mesh.peers) - 1
             busy = [i for i, driver in enumerate(mesh.drivers) if driver._pace is not None]

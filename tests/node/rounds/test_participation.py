@@ -19,6 +19,8 @@ from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.resumption import Found, ResumeFiles
 from shoal.node.training.trainer_messages import Contribution
 from shoal.node.training.training_client import TrainingClient
+from shoal.protocol.effects import Train
+from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest_sync import SyncSection
 from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Term, Value
 from shoal.protocol.planning import OBSERVER
@@ -34,6 +36,7 @@ class Part:
         self.ledger.certify(rounds)
         self.stood: list[tuple[int, bool]] = []
         self.trained: list[tuple[bool, bool]] = []
+        self.brought_up: list[frozenset[PeerId]] = []
         self.values = vector(5)
         me = self.ledger.founders[0]
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
@@ -61,7 +64,7 @@ class Part:
                 balances=balances,
                 paused=False,
             ),
-            reduce=SimpleNamespace(prepare=lambda: None),
+            reduce=SimpleNamespace(prepare=lambda: None, bring_up_lanes=self.brought_up.append),
             store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
             resumption=SimpleNamespace(restore_trainer=self._restore, stands_on=lambda value: None),
         )
@@ -137,11 +140,20 @@ def test_what_was_learnt_before_too_many_rounds_without_this_node_is_dropped(
     assert not fresh[-1]
 
 
+def test_lanes_to_those_who_contribute_too_are_brought_up_while_all_train() -> None:
+    here = Part(1)
+    here.stand()
+    beside = frozenset(here.ledger.peers[1:])
+    trio.run(here.part.train, Train(beside=beside))
+    trio.run(here.part.train, Train(contribute=False))
+    assert here.brought_up == [beside]
+
+
 @pytest.mark.parametrize("balances", [False, True])
 def test_fewer_steps_than_the_manifest_has_are_ordered_only_where_they_follow_speeds(balances: bool) -> None:
     here = Part(3, balances=balances)
-    trio.run(here.part.train)
-    trio.run(partial(here.part.train, at_once=True))
+    trio.run(here.part.train, Train())
+    trio.run(here.part.train, Train(at_once=True))
     assert here.trained == [(True, False), (True, True)][: 1 + balances]
 
 

@@ -41,11 +41,56 @@ async def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) ->
         assert [driver.stalled() for driver in mesh.drivers] == [None] * 3
 
 
+async def test_lanes_are_brought_up_ahead_by_one_of_two_each_beginning_with_who_comes_after_it(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 5)
+    a, b, c, d, e = sorted(mesh.peers)
+    driver = mesh.drivers[mesh.peers.index(c)]
+    async with mesh.running():
+        driver.bring_up_lanes({a, b, d, e})
+        await until(lambda: len(mesh.ensured) == 4)
+        assert mesh.ensured == [(c, d), (c, e), (c, a), (c, b)]
+
+
+async def test_lanes_that_cannot_be_brought_up_ahead_keep_nobody_from_the_others_nor_count_as_out_of_reach(
+    tmp_path: Path,
+) -> None:
+    mesh = Mesh(tmp_path, 3)
+    a, b, c = sorted(mesh.peers)
+    mesh.unreachable = {b}
+    driver = mesh.drivers[mesh.peers.index(a)]
+    async with mesh.running():
+        driver.bring_up_lanes({b, c})
+        await until(lambda: (a, c) in mesh.ensured)
+        assert not driver.unreachable
+
+
+async def test_lanes_asked_for_anew_take_the_place_of_those_not_come_to(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 3)
+    a, b, c = sorted(mesh.peers)
+    lanes, driver = mesh.lanes[mesh.peers.index(a)], mesh.drivers[mesh.peers.index(a)]
+    ensure, hung = lanes.ensure, trio.Event()
+
+    async def hang(peer: PeerId, *, deadline_s: float) -> None:
+        hung.set()
+        await trio.sleep_forever()
+
+    async with mesh.running():
+        lanes.ensure = hang
+        driver.bring_up_lanes({b, c})
+        await hung.wait()
+        lanes.ensure = ensure
+        driver.bring_up_lanes({c})
+        await until(lambda: mesh.ensured == [(a, c)])
+        with trio.fail_after(30):
+            await trio.testing.wait_all_tasks_blocked(cushion=0.02)
+        assert mesh.ensured == [(a, c)]
+
+
 async def test_a_driver_looks_around_while_a_reduction_is_under_way_and_at_no_other_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[ReductionDriver] = []
-    monkeypatch.setattr(ReductionDriver, "_look", lambda driver: looks.append(driver))
+    monkeypatch.setattr(ReductionDriver, "_look", lambda driver, now: looks.append(driver))
     monkeypatch.setattr(reducing, "LOOK_PERIOD_S", 0.001)
     mesh = Mesh(tmp_path, 3)
     async with mesh.running():

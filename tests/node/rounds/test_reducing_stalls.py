@@ -10,6 +10,7 @@ from shoal.collectives.stalls import LATE_S, STALL_S
 from shoal.node.rounds.pace import Stall
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.lateness import WAITED_TIMES
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from tests.node.rounds.reducing_lab import NOBODY, STEP_S, Clock, Mesh, clock
@@ -44,6 +45,25 @@ async def test_who_owes_a_contribution_and_is_silent_is_accused(tmp_path: Path, 
         assert driver.stalled() == Stall(frozenset({mute}), frozenset({mesh.peers[1]}))
         driver.stop()
         assert driver.stalled() is None
+
+
+async def test_driver_that_runs_late_itself_accuses_later(tmp_path: Path, clock: Clock) -> None:
+    mesh = Mesh(tmp_path, 3)
+    mute = mesh.peers[2]
+    mesh.lose = lambda sender, header: sender == mute
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        driver = mesh.drivers[0]
+        reduction = driver._reduction
+        assert reduction is not None
+        await until(lambda: reduction.waiting_for().contributions == {mute})
+        late_s = 0.8  # each look, and what came meanwhile may lie unread
+        await clock.pass_time(mesh, STALL_S + WAITED_TIMES * late_s / 2, step_s=late_s)
+        assert driver.stalled() is None
+        await clock.pass_time(mesh, WAITED_TIMES * late_s, step_s=late_s)
+        stall = driver.stalled()
+        assert stall is not None
+        assert mute in stall.peers
 
 
 async def test_who_takes_nothing_of_what_is_queued_is_accused(tmp_path: Path, clock: Clock) -> None:
