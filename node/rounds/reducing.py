@@ -345,7 +345,8 @@ class ReductionDriver:
     async def _look_after(self) -> None:
         """See who stalls; send again, over a new lane, what those lack whose lane failed."""
         while True:
-            await self.until_under_way()
+            if not self._under_way.is_set():
+                await self.until_under_way()
             due = time.monotonic() + LOOK_PERIOD_S
             await trio.sleep(LOOK_PERIOD_S)
             now = time.monotonic()

@@ -57,6 +57,7 @@ async def test_driver_that_runs_late_itself_accuses_later(tmp_path: Path, clock:
         reduction = driver._reduction
         assert reduction is not None
         await until(lambda: reduction.waiting_for().contributions == {mute})
+        await clock.pass_time(mesh, STEP_S)  # it has looked, and in time
         late_s = 0.8  # each look, and what came meanwhile may lie unread
         await clock.pass_time(mesh, STALL_S + WAITED_TIMES * late_s / 2, step_s=late_s)
         assert driver.stalled() is None
