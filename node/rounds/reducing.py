@@ -292,13 +292,20 @@ class ReductionDriver:
         return frozenset(peer for peer in peers if any(lane.is_local for lane in self._lanes.lanes_of(peer)))
 
     async def _run_reduction(self, reduction: Reduction) -> None:
+        direct = [peer for peer in reduction.plan.remaining if self._traffic.next_hop(peer) == peer]
+        are_up = trio.Event()
+        self._jobs.send_nowait(partial(self._have_lanes, direct, are_up))
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
-            async with trio.open_nursery() as nursery:
-                for peer in reduction.plan.remaining:
-                    if self._traffic.next_hop(peer) == peer != self._identity.peer_id:
-                        nursery.start_soon(self.ensure_lane, peer)
+            await are_up.wait()
         if self._reduction is reduction:
             await trio.to_thread.run_sync(reduction.start)
+
+    async def _have_lanes(self, peers: Iterable[PeerId], are_up: trio.Event) -> None:
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                if peer != self._identity.peer_id:
+                    nursery.start_soon(self.ensure_lane, peer)
+        are_up.set()
 
     # -- peers that are reached through another --------------------------------------------------------------
 

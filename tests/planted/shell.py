@@ -410,4 +410,17 @@ SHELL: tuple[Bug, ...] = (
         "self._stall = self._pace.look(now, late_s)",
         "self._stall = self._pace.look(now)",
     ),
+    bug(
+        "a lane is begun anew where it takes longer than it is waited for",
+        "tests/node/rounds/test_reducing.py::test_lane_that_takes_longer_than_it_is_waited_for_is_not_begun_anew",
+        """
+        self._jobs.send_nowait(partial(self._have_lanes, direct, are_up))
+        with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
+            await are_up.wait()
+        """,
+        """
+        with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
+            await self._have_lanes(direct, are_up)
+        """,
+    ),
 )

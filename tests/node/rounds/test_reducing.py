@@ -86,6 +86,37 @@ async def test_lanes_asked_for_anew_take_the_place_of_those_not_come_to(tmp_path
         assert mesh.ensured == [(a, c)]
 
 
+async def test_lane_that_takes_longer_than_it_is_waited_for_is_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducing, "LANE_HEAD_START_S", 0.01)
+    mesh = Mesh(tmp_path, 3)
+    a, b = mesh.peers[:2]
+    ensure, begun, goes_on, cancelled = mesh.lanes[0].ensure, trio.Event(), trio.Event(), []
+
+    async def take_long(peer: PeerId, *, deadline_s: float) -> None:
+        begun.set()
+        try:
+            await goes_on.wait()
+        except trio.Cancelled:
+            cancelled.append(peer)
+            raise
+        await ensure(peer, deadline_s=deadline_s)
+
+    mesh.lanes[0].ensure = take_long
+    mesh.broken |= {(a, b)}
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        await begun.wait()
+        reduction = mesh.drivers[0]._reduction
+        assert reduction is not None
+        await until(lambda: mesh.traffics[0].owed() == {b})  # it has begun without
+        assert not cancelled
+        goes_on.set()
+        await until(lambda: all(mesh.done))
+        assert len(set(digests(mesh))) == 1
+
+
 async def test_a_driver_looks_around_while_a_reduction_is_under_way_and_at_no_other_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
