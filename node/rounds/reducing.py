@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -226,15 +226,16 @@ class ReductionDriver:
         """Have memory made while everyone trains, for as many payloads as the last round took."""
         self._jobs.send_nowait(partial(trio.to_thread.run_sync, self._memory.prepare))
 
-    def bring_up_lanes(self, peers: Collection[PeerId]) -> None:
+    def bring_up_lanes(self, peers: frozenset[PeerId]) -> None:
         """Have lanes to those with whom this node is going to reduce, while everyone trains.
 
-        Each begins with who comes after it in the order of PeerIds, and goes round: so that of two one dials.
+        Each begins with who comes after it in the order of PeerIds, and goes round: so that of two one dials. Who was
+        reached through another is left to the next plan, which says whether to try.
         """
         me = self._identity.peer_id
         self._bringing_up.cancel()
         self._bringing_up = trio.CancelScope()
-        around = sorted(peers, key=lambda peer: (peer < me, peer))
+        around = sorted(peers - self._relayed_paths.keys(), key=lambda peer: (peer < me, peer))
         self._jobs.send_nowait(partial(self._bring_up_lanes, around, self._bringing_up))
 
     async def _bring_up_lanes(self, peers: Sequence[PeerId], scope: trio.CancelScope) -> None:

@@ -401,8 +401,15 @@ SHELL: tuple[Bug, ...] = (
         "of two that come together both dial",
         "tests/node/rounds/test_reducing.py"
         "::test_lanes_are_brought_up_ahead_by_one_of_two_each_beginning_with_who_comes_after_it",
+        "around = sorted(peers - self._relayed_paths.keys(), key=lambda peer: (peer < me, peer))",
+        "around = sorted(peers - self._relayed_paths.keys())",
+    ),
+    bug(
+        "a pair that is relayed is dialled with every round that begins",
+        "tests/node/rounds/test_reducing_repair.py"
+        "::test_pair_that_is_relayed_is_not_dialled_with_every_round_that_begins",
+        "around = sorted(peers - self._relayed_paths.keys(), key=lambda peer: (peer < me, peer))",
         "around = sorted(peers, key=lambda peer: (peer < me, peer))",
-        "around = sorted(peers)",
     ),
     bug(
         "a driver that runs late accuses as soon as one that does not",

@@ -46,7 +46,7 @@ async def test_lanes_are_brought_up_ahead_by_one_of_two_each_beginning_with_who_
     a, b, c, d, e = sorted(mesh.peers)
     driver = mesh.drivers[mesh.peers.index(c)]
     async with mesh.running():
-        driver.bring_up_lanes({a, b, d, e})
+        driver.bring_up_lanes(frozenset({a, b, d, e}))
         await until(lambda: len(mesh.ensured) == 4)
         assert mesh.ensured == [(c, d), (c, e), (c, a), (c, b)]
 
@@ -59,7 +59,7 @@ async def test_lanes_that_cannot_be_brought_up_ahead_keep_nobody_from_the_others
     mesh.unreachable = {b}
     driver = mesh.drivers[mesh.peers.index(a)]
     async with mesh.running():
-        driver.bring_up_lanes({b, c})
+        driver.bring_up_lanes(frozenset({b, c}))
         await until(lambda: (a, c) in mesh.ensured)
         assert not driver.unreachable
 
@@ -76,10 +76,10 @@ async def test_lanes_asked_for_anew_take_the_place_of_those_not_come_to(tmp_path
 
     async with mesh.running():
         lanes.ensure = hang
-        driver.bring_up_lanes({b, c})
+        driver.bring_up_lanes(frozenset({b, c}))
         await hung.wait()
         lanes.ensure = ensure
-        driver.bring_up_lanes({c})
+        driver.bring_up_lanes(frozenset({c}))
         await until(lambda: mesh.ensured == [(a, c)])
         with trio.fail_after(30):
             await trio.testing.wait_all_tasks_blocked(cushion=0.02)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from shoal.collectives.finals import UnsoundFinal
 from shoal.collectives.partition import deal
@@ -194,6 +195,19 @@ async def test_pair_that_is_relayed_is_dialled_again_after_a_while(tmp_path: Pat
         mesh.unreachable = set()
         assert await dials_in(5) == 1
         assert driver.unreachable == set(), "the next plan may do without the relay"
+
+
+async def test_pair_that_is_relayed_is_not_dialled_with_every_round_that_begins(tmp_path: Path, clock: Clock) -> None:
+    mesh = Mesh(tmp_path, 3)
+    one, other, third = mesh.peers
+    driver = mesh.drivers[0]
+    async with mesh.running():
+        driver._give_up_on(other)
+        driver.bring_up_lanes(frozenset({other, third}))
+        await until(lambda: mesh.ensured == [(one, third)])
+        with trio.fail_after(30):
+            await trio.testing.wait_all_tasks_blocked(cushion=0.02)
+        assert mesh.ensured == [(one, third)]
 
 
 def test_who_is_out_of_reach_is_not_remembered_for_ever(tmp_path: Path, clock: Clock) -> None:
