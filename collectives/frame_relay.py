@@ -30,7 +30,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -289,6 +289,7 @@ class RelayWatch:
     """Watch of a relay over the ways under one plan, to be looked at again and again.
 
     stall_s: the stall deadline. planned: bytes/s that one way should have; a way that is missing has no known rate.
+    own_lag_s: by how much longer this node waits, since it runs late itself.
     """
 
     def __init__(
@@ -299,25 +300,24 @@ class RelayWatch:
         *,
         stall_s: float,
         planned: Mapping[Way, float],
+        own_lag_s: Callable[[], float],
     ) -> None:
         self.plan = account.final_format.plan
         self._account = account
         self._reduction = reduction
         self._holding = holding
-        self._coming = StallWatch[Way](stall_s=stall_s, planned=planned)
-        self._going = StallWatch[Way](stall_s=stall_s, planned=planned)
+        self._coming = StallWatch[Way](stall_s=stall_s, planned=planned, own_lag_s=own_lag_s)
+        self._going = StallWatch[Way](stall_s=stall_s, planned=planned, own_lag_s=own_lag_s)
 
-    def look(self, now: float, late_s: float = 0.0) -> tuple[RelayedWay, ...]:
-        """Return the ways of which something can be said at `now`, in the order of the ways. late_s: as of a watch."""
+    def look(self, now: float) -> tuple[RelayedWay, ...]:
+        """Return the ways of which something can be said at `now`, in the order of the ways."""
         account, holding = self._account, self._holding
         late = self._reduction.waiting_for().finals
         lacks = {way: account.lacks(way, self._reduction, late) for way in account.ways}
         held = [way for way in account.ways if holding.held(way)]
         owing = [way for way, (contributions, finals, _) in lacks.items() if contributions or finals]
-        came_bytes = {way: account.came_bytes(way) for way in account.ways}
-        let_go = {way: holding.let_go(way) for way in account.ways}
-        self._coming.look(now, owing=owing, moved=came_bytes, late_s=late_s)
-        self._going.look(now, owing=held, moved=let_go, late_s=late_s)
+        self._coming.look(now, owing=owing, moved={way: account.came_bytes(way) for way in account.ways})
+        self._going.look(now, owing=held, moved={way: holding.let_go(way) for way in account.ways})
         said = []
         for way, (contributions, finals, wrong) in lacks.items():
             taken = way not in self._going.stalled()

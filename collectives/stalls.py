@@ -8,7 +8,7 @@ not count: it saw nothing, so it accuses nobody. While it runs late it waits lon
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Generic, TypeVar
 
 STALL_S = 2.0
@@ -29,45 +29,50 @@ Who = TypeVar("Who", bound=Hashable)
 class StallWatch(Generic[Who]):
     """One direction of one reduction.
 
-    planned: bytes/s by peer, or by way; one that is missing has no known rate. stall_s: the deadline.
+    planned: bytes/s by peer, or by way; one that is missing has no known rate. stall_s: the deadline. own_lag_s: by how
+    much longer this node waits, since it runs late itself.
     """
 
-    def __init__(self, *, stall_s: float, planned: Mapping[Who, float]) -> None:
-        self._stall_s = self._deadline_s = stall_s
+    def __init__(
+        self, *, stall_s: float, planned: Mapping[Who, float], own_lag_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._stall_s = stall_s
+        self._own_lag_s = own_lag_s
         self._planned = planned
         self._looks: dict[Who, deque[tuple[float, int]]] = {}
         self._looked_at = float("-inf")
 
-    def look(self, now: float, *, owing: Collection[Who], moved: Mapping[Who, int], late_s: float = 0.0) -> None:
-        """Note who owes something at `now`, and how many bytes have moved so far.
-
-        late_s: by how much longer than the deadline this node waits, since it runs late itself.
-        """
-        self._deadline_s = self._stall_s + late_s
+    def look(self, now: float, *, owing: Collection[Who], moved: Mapping[Who, int]) -> None:
+        """Note who owes something at `now`, and how many bytes have moved so far."""
         if now - self._looked_at > SUSPENDED_S:
             self._looks.clear()
         self._looked_at = now
         for peer in self._looks.keys() - set(owing):
             del self._looks[peer]
+        deadline_s = self._deadline_s()
         for peer in owing:
             looks = self._looks.setdefault(peer, deque())
             looks.append((now, moved.get(peer, 0)))
-            while len(looks) > 1 and looks[1][0] <= now - self._deadline_s:
+            while len(looks) > 1 and looks[1][0] <= now - deadline_s:
                 looks.popleft()
 
     def lasting(self) -> set[Who]:
         """Peers or ways that have owed for the whole deadline, whatever they moved."""
-        return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= self._deadline_s}
+        deadline_s = self._deadline_s()
+        return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= deadline_s}
 
     def stalled(self) -> set[Who]:
         """Peers or ways that have owed for the whole deadline and moved too little."""
-        found = set()
+        found, deadline_s = set(), self._deadline_s()
         for peer, looks in self._looks.items():
             (began, before), (now, after) = looks[0], looks[-1]
             needed = max(1.0, STALL_SHARE * self._planned.get(peer, 0.0) * (now - began))
-            if now - began >= self._deadline_s and after - before < needed:
+            if now - began >= deadline_s and after - before < needed:
                 found.add(peer)
         return found
+
+    def _deadline_s(self) -> float:
+        return self._stall_s + self._own_lag_s()
 
 
 class BusyRate:

@@ -174,7 +174,13 @@ class Node:
             )
         )
         reduce = ReductionDriver(
-            identity=identity, lanes=lanes, traffic=self.traffic, catchup=catchup, holds=holds, done=self._reduced
+            identity=identity,
+            lanes=lanes,
+            traffic=self.traffic,
+            catchup=catchup,
+            holds=holds,
+            done=self._reduced,
+            own_lag_s=members.own_lag_s,
         )
         resumption = Resumption(folder, send=self.trainer.send, on_progress=on_progress, always=self._keeps_round)
         self.parts = Parts(

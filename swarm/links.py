@@ -219,7 +219,7 @@ class Links:
         refusals: Refusals | None = None,
         places: Callable[[bool], int | None] = lambda dialled: None,
         pace: float = 1.0,
-        own_lag_s: Callable[[float], float] = lambda now: 0.0,
+        own_lag_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._host = host
         self.pace = pace
@@ -305,7 +305,7 @@ class Links:
         What is given up is begun anew, at the cost of both ends: where all have too much to do nobody would be done.
         """
         now = trio.current_time()
-        return self.pace * usual_s + self._own_lag_s(now) + self._making.waited_s(now)
+        return self.pace * usual_s + self._own_lag_s() + self._making.waited_s(now)
 
     def send(self, peer: PeerId, message: LinkMessage) -> None:
         """Queue a message; a peer with a full queue does not get it.

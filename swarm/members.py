@@ -181,7 +181,7 @@ class Members:
             refusals=host.refusals,
             places=self._link_places,
             pace=self._pace,
-            own_lag_s=lambda now: self.machine.lag.waited_s(now),
+            own_lag_s=self.own_lag_s,
         )
         self.links.message_relay.belongs = self.admission.belongs
         self._known = KnownHosts()
@@ -263,6 +263,10 @@ class Members:
     def alive(self) -> frozenset[PeerId]:
         """The peers not believed dead."""
         return frozenset(self.machine.alive())
+
+    def own_lag_s(self) -> float:
+        """Return by how much longer than usual this node waits for all, since it runs late itself."""
+        return self.machine.lag.waited_s(trio.current_time())
 
     def suspected(self) -> frozenset[PeerId]:
         """Those of them that neither this node nor those it asked could reach."""
@@ -558,7 +562,7 @@ class Members:
         ended = busy = False
         for is_last in (False, True):
             try:
-                deadline_s = REDIAL_DEADLINE_S + self.machine.lag.waited_s(trio.current_time())
+                deadline_s = REDIAL_DEADLINE_S + self.own_lag_s()
                 await self.links.meet(peer, self.addresses_of(peer), deadline_s=deadline_s)
                 return
             except NoPlaceLeft as error:

@@ -6,7 +6,7 @@ peers behind a relay, what the reduction has taken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,10 +50,20 @@ class Stall:
 class Pace:
     """The pace of one revision of a reduction, from `now` on. `me` takes part in it.
 
-    earlier: how many plans of the same round this node has followed before. stall_s: the stall deadline.
+    earlier: how many plans of the same round this node has followed before. stall_s: the stall deadline. own_lag_s: by
+    how much longer this node waits, since it runs late itself.
     """
 
-    def __init__(self, reduction: Reduction, counters: Counters, me: PeerId, now: float, *, earlier: int = 0) -> None:
+    def __init__(
+        self,
+        reduction: Reduction,
+        counters: Counters,
+        me: PeerId,
+        now: float,
+        *,
+        earlier: int = 0,
+        own_lag_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         plan = reduction.plan
         self.stall_s = stall_s = min(doubled(STALL_S, max(plan.attempt, earlier)), STALL_LIMIT_S)
         incoming, outgoing = _planned(plan, me)
@@ -62,26 +72,25 @@ class Pace:
         self._reduction = reduction
         self._counters = counters
         self._peers = [peer for peer in plan.remaining if peer != me]
-        self._receiving = StallWatch[PeerId](stall_s=stall_s, planned=incoming)
-        self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing)
-        self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={})
+        self._receiving = StallWatch[PeerId](stall_s=stall_s, planned=incoming, own_lag_s=own_lag_s)
+        self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, own_lag_s=own_lag_s)
+        self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, own_lag_s=own_lag_s)
         self._quiet = StallWatch[PeerId](stall_s=QUIET_S, planned={})
         received, taken = _totals(counters.moved(peer) for peer in self._peers)
         self._download = BusyRate(now, received)
         self._upload = BusyRate(now, taken)
 
-    def look(self, now: float, late_s: float = 0.0) -> Stall:
-        """Note where everyone stands; returns who stalls. late_s: by how much longer than usual this node waits."""
+    def look(self, now: float) -> Stall:
+        """Note where everyone stands; returns who stalls."""
         moved = {peer: self._counters.moved(peer) for peer in self._peers}
         wanted = self._reduction.received_bytes
         received = {peer: moved[peer].received + wanted.get(peer, 0) for peer in self._peers}
         waiting = self._reduction.waiting_for()
         queued = [peer for peer in self._peers if self._counters.queued_bytes(peer)]
-        taken = {peer: moved[peer].taken for peer in self._peers}
-        self._receiving.look(now, owing=waiting.contributions, moved=received, late_s=late_s)
-        self._late.look(now, owing=waiting.finals, moved=received, late_s=late_s)
+        self._receiving.look(now, owing=waiting.contributions, moved=received)
+        self._late.look(now, owing=waiting.finals, moved=received)
         self._quiet.look(now, owing=waiting.finals, moved=received)
-        self._sending.look(now, owing=queued, moved=taken, late_s=late_s)
+        self._sending.look(now, owing=queued, moved={peer: moved[peer].taken for peer in self._peers})
         came, went = _totals(moved.values())
         self._download.look(now, came, busy=bool(waiting.contributions or waiting.finals))
         self._upload.look(now, went, busy=bool(queued))

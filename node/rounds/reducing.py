@@ -29,7 +29,6 @@ from shoal.node.state.catchup import CatchUp
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.lateness import Lateness
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, RelayedWay, Value
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
@@ -73,10 +72,18 @@ logger = logging.getLogger(__name__)
 
 
 class ReductionDriver:
-    """Starts and stops reductions for the engine."""
+    """Starts and stops reductions for the engine. own_lag_s: as of `Pace`."""
 
     def __init__(
-        self, *, identity: Identity, lanes: LanePool, traffic: PlanTraffic, catchup: CatchUp, holds: Holds, done: Done
+        self,
+        *,
+        identity: Identity,
+        lanes: LanePool,
+        traffic: PlanTraffic,
+        catchup: CatchUp,
+        holds: Holds,
+        done: Done,
+        own_lag_s: Callable[[], float],
     ) -> None:
         self._identity = identity
         self._lanes = lanes
@@ -84,6 +91,7 @@ class ReductionDriver:
         self._catchup = catchup
         self._holds = holds
         self._done = done
+        self._own_lag_s = own_lag_s
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
         self._memory = PayloadPool(SPARE_BYTES)
         self._reduction: Reduction | None = None
@@ -99,7 +107,6 @@ class ReductionDriver:
         self._wanted: dict[bytes, float] = {}
         """By plan, since when its finals are needed for a vote, in this round."""
         self._copying = Copying(catchup, self._jobs.send_nowait)
-        self._lag = Lateness()
         self._mending: set[PeerId] = set()
         self._bringing_up = trio.CancelScope()
         self.unreachable: set[PeerId] = set()
@@ -242,10 +249,7 @@ class ReductionDriver:
         """One after another: nobody waits, and many who begin together have little time for each."""
         with scope:
             for peer in peers:
-                try:
-                    await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
-                except (NetworkError, RemoteError) as error:
-                    logger.debug("no lane yet: %s", error)
+                await self._try_lane(peer)  # in vain it says nothing yet of who is out of reach
 
     def _finished(self, lineage: bytes) -> None:
         """All finals are here: check what their owners signed, and hand them over."""
@@ -353,21 +357,16 @@ class ReductionDriver:
     async def _look_after(self) -> None:
         """See who stalls; send again, over a new lane, what those lack whose lane failed."""
         while True:
-            if not self._under_way.is_set():
-                await self.until_under_way()
-            due = time.monotonic() + LOOK_PERIOD_S
+            await self.until_under_way()
             await trio.sleep(LOOK_PERIOD_S)
-            now = time.monotonic()
-            self._lag.note(now - due, now)
-            self._look(now)
+            self._look()
 
-    def _look(self, now: float) -> None:
-        reduction = self._reduction
+    def _look(self) -> None:
+        reduction, now = self._reduction, time.monotonic()
         if self._pace is not None:
-            late_s = self._lag.waited_s(now)
-            self._stall = self._pace.look(now, late_s)
+            self._stall = self._pace.look(now)
             if self._relaying is not None:
-                self.relayed = self._relaying.plan.hash, self._relaying.look(now, late_s)
+                self.relayed = self._relaying.plan.hash, self._relaying.look(now)
             if reduction is not None and reduction.plan.hash not in self._fetching:
                 closed_to = self._closed_to.get(reduction.lineage, frozenset())
                 self._copying.look(reduction, self._pace.quiet(), now, closed_to=closed_to)
@@ -392,11 +391,16 @@ class ReductionDriver:
 
     async def ensure_lane(self, peer: PeerId) -> bool:
         """Have a lane to `peer`, if it can be had; a peer without one stalls, and that is noticed."""
+        is_up = await self._try_lane(peer)
+        if not is_up:
+            self._note_unreachable(peer)
+        return is_up
+
+    async def _try_lane(self, peer: PeerId) -> bool:
         try:
             await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
         except (NetworkError, RemoteError) as error:
             logger.debug("no lane: %s", error)
-            self._note_unreachable(peer)
             return False
         self.unreachable.discard(peer)
         return True
@@ -404,7 +408,8 @@ class ReductionDriver:
     def _begin_pace(self, reduction: Reduction) -> None:
         if self._reduction is reduction:
             earlier, self._plans_followed = self._plans_followed, self._plans_followed + 1
-            self._pace = Pace(reduction, self._lanes, self._identity.peer_id, time.monotonic(), earlier=earlier)
+            me, now = self._identity.peer_id, time.monotonic()
+            self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier, own_lag_s=self._own_lag_s)
             self._stall = self._told = NOBODY
             self._relaying = self._watch_ways(reduction, self._pace.stall_s)
 
@@ -414,7 +419,7 @@ class ReductionDriver:
         if account is None or account.final_format.plan != reduction.plan:
             return None
         planned = planned_ways(reduction.plan, account.ways)
-        return RelayWatch(account, reduction, holding, stall_s=stall_s, planned=planned)
+        return RelayWatch(account, reduction, holding, stall_s=stall_s, planned=planned, own_lag_s=self._own_lag_s)
 
     def _keep_rates(self) -> None:
         if self._pace is not None:

@@ -387,8 +387,7 @@ SHELL: tuple[Bug, ...] = (
             self._p.reduce.bring_up_lanes(order.beside)
         """,
         """
-        if order.beside and False:
-            self._p.reduce.bring_up_lanes(order.beside)
+
         """,
     ),
     bug(
@@ -413,9 +412,10 @@ SHELL: tuple[Bug, ...] = (
     ),
     bug(
         "a driver that runs late accuses as soon as one that does not",
-        "tests/node/rounds/test_reducing_stalls.py::test_driver_that_runs_late_itself_accuses_later",
-        "self._stall = self._pace.look(now, late_s)",
-        "self._stall = self._pace.look(now)",
+        "tests/node/rounds/test_reducing_stalls.py"
+        "::test_who_owes_a_contribution_and_is_silent_is_accused_by_who_runs_late_itself_only_later",
+        "self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier, own_lag_s=self._own_lag_s)",
+        "self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier)",
     ),
     bug(
         "a lane is begun anew where it takes longer than it is waited for",
@@ -428,6 +428,36 @@ SHELL: tuple[Bug, ...] = (
         """
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
             await self._have_lanes(direct, are_up)
+        """,
+    ),
+    bug(
+        "a relay that runs late names who sends nothing as soon as one that does not",
+        "tests/collectives/test_relay_account.py"
+        "::test_relay_that_runs_late_itself_names_who_sends_or_takes_nothing_only_later",
+        "self._coming = StallWatch[Way](stall_s=stall_s, planned=planned, own_lag_s=own_lag_s)",
+        "self._coming = StallWatch[Way](stall_s=stall_s, planned=planned)",
+    ),
+    bug(
+        "who runs late holds late finals against their owner as soon as ever",
+        "tests/node/rounds/test_pace.py::test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too",
+        "self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, own_lag_s=own_lag_s)",
+        "self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={})",
+    ),
+    bug(
+        "who runs late accuses who takes nothing as soon as ever",
+        "tests/node/rounds/test_pace.py::test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too",
+        "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, own_lag_s=own_lag_s)",
+        "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing)",
+    ),
+    bug(
+        "a lane brought up ahead leaves its peer out of reach",
+        "tests/node/rounds/test_reducing.py::test_peer_to_which_a_lane_came_up_ahead_is_within_reach_again",
+        """
+        self.unreachable.discard(peer)
+        return True
+        """,
+        """
+        return True
         """,
     ),
 )

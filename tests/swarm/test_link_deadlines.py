@@ -117,7 +117,7 @@ async def test_links_that_take_long_are_finished_and_a_hang_is_not_waited_for(to
 
 async def test_handshakes_are_given_longer_by_own_lag() -> None:
     network = SlowNetwork()
-    await links_on(network, Gate(), own_lag_s=lambda now: 2.5).meet(PEER, [], deadline_s=1)
+    await links_on(network, Gate(), own_lag_s=lambda: 2.5).meet(PEER, [], deadline_s=1)
     assert network.given == [7.5]
 
 

@@ -537,7 +537,7 @@ async def test_what_gossip_did_not_bring_comes_from_a_neighbour_though_its_origi
         assert deaf.offered() == {digest}
         assert deaf.exchange.announcements_received == 1
         answer, answers = second.exchange._news.answer, []
-        second.exchange._news.answer = lambda request: answers.append(answer(request)) or answers[-1]  # type: ignore
+        second.exchange._news.answer = lambda request: answers.append(answer(request)) or answers[-1]  # type: ignore[method-assign, func-returns-value]
         await deaf.exchange._ask_neighbour(second.peer)
         assert [one.announcements for one in answers] == [()], "it goes on from where the last answer ended"
         assert not deaf.exchange.rejected

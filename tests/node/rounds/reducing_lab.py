@@ -83,11 +83,11 @@ class Clock:
     def monotonic(self) -> float:
         return self.started_at + self.ahead_s
 
-    async def pass_time(self, mesh: Mesh, seconds: float, *, step_s: float = STEP_S) -> None:
-        """In steps in which every driver looks around: late, where they are much longer than `STEP_S`."""
+    async def pass_time(self, mesh: Mesh, seconds: float) -> None:
+        """In steps in which every driver looks around."""
         ends_at = self.ahead_s + seconds
         while self.ahead_s < ends_at:
-            self.ahead_s = min(self.ahead_s + step_s, ends_at)
+            self.ahead_s = min(self.ahead_s + STEP_S, ends_at)
             looked = [lanes.looks for lanes in mesh.lanes]
             others = len(mesh.peers) - 1
             busy = [i for i, driver in enumerate(mesh.drivers) if driver._pace is not None]
@@ -142,7 +142,10 @@ class Mesh:
     `lose_between` and, for finals only, `lose_final` are of sender and receiver.
     """
 
-    def __init__(self, folder: Path, count: int, *, holds: dict[int, tuple[Hold, ...]] | None = None) -> None:
+    def __init__(
+        self, folder: Path, count: int, *, holds: dict[int, tuple[Hold, ...]] | None = None, own_lag_s: float = 0.0
+    ) -> None:
+        self.own_lag_s = own_lag_s
         self.events = EventLog(folder / "events.jsonl")
         self.contributions = [EncodedContribution.encode(vector(n), GRID, "int8") for n in range(count)]
         self.identities = [identity(n + 1) for n in range(count)]
@@ -171,6 +174,7 @@ class Mesh:
             catchup=self.catchups[n],  # type: ignore[arg-type]
             holds=self.holds[n],
             done=done,
+            own_lag_s=lambda: self.own_lag_s,
         )
 
     def ensurer(self, me: PeerId) -> Callable[..., Awaitable[None]]:

@@ -36,6 +36,7 @@ class Scene:
     step: int = 1
     uploads: dict[PeerId, int] = field(default_factory=dict)
     downloads: dict[PeerId, int] = field(default_factory=dict)
+    own_lag_s: float = 0.0
     now: float = 0.0
     bytes: dict[PeerId, int] = field(default_factory=dict)
 
@@ -47,7 +48,14 @@ class Scene:
         )
         plan = msgspec.structs.replace(plan, attempt=self.attempt, participants=participants)
         reduction = SimpleNamespace(plan=plan, received_bytes={}, waiting_for=self.waiting_for)
-        self.pace = Pace(reduction, self, ME, 0.0, earlier=self.earlier)  # type: ignore[arg-type]
+        self.pace = Pace(
+            reduction,  # type: ignore[arg-type]
+            self,
+            ME,
+            0.0,
+            earlier=self.earlier,
+            own_lag_s=lambda: self.own_lag_s,
+        )
         self.plan: Plan = plan
 
     def waiting_for(self) -> Waiting:
@@ -108,6 +116,15 @@ def test_owner_of_finals_of_whom_nothing_comes_is_quiet_long_before_it_is_blamed
 def test_node_that_waits_for_nothing_that_comes_accuses_and_has_no_excuse() -> None:
     scene = Scene(contributions=frozenset({SLOW}))
     assert scene.look(STALL_S + 2 * LOOK_S) == Stall(frozenset({SLOW}), NOBODY)
+
+
+@pytest.mark.parametrize("owed", ["contributions", "finals", "queued"])
+def test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too(owed: str) -> None:
+    stall_s, own_lag_s = STALL_S + (LATE_S if owed == "finals" else 0.0), 3.0
+    scene = Scene(own_lag_s=own_lag_s, **{owed: frozenset({SLOW})})  # type: ignore[arg-type]
+    assert scene.look(stall_s + own_lag_s - 2 * LOOK_S) == Stall(NOBODY, NOBODY)
+    stall = scene.look(4 * LOOK_S)
+    assert stall.peers | stall.late == {SLOW}
 
 
 @pytest.mark.parametrize(
