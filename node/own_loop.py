@@ -39,7 +39,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -425,24 +425,25 @@ class Swarm:
         buffers that travel, is changed back. Of several ranks each makes this call; where one fails inside, nothing is
         changed back, as the others may never come.
         """
-        with self._ranks.call("at_anchor", self._proceed):
-            local = self._to_anchor()
+        with self._anchored(lambda: self._ranks.call("at_anchor", self._proceed)):
+            yield self._model
+
+    @contextmanager
+    def _anchored(self, call: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+        """`at_anchor`. call: in which all ranks are at its begin, and at its end."""
+        base = self._accounts.base
+        assert base is not None
+        with call():
+            local = self._accounts.local()
+            self._flat.scatter(base)
         failed = True
         try:
-            yield self._model
+            yield
             failed = False
         finally:
             if not failed or self._ranks.size == 1:
-                with self._ranks.call("at_anchor", self._proceed):
+                with call():
                     self._flat.scatter(local)
-
-    def _to_anchor(self) -> torch.Tensor:
-        """Have the anchor in the model; returns what was there."""
-        base = self._accounts.base
-        assert base is not None
-        local = self._accounts.local()
-        self._flat.scatter(base)
-        return local
 
     # -- counting --------------------------------------------------------------------------------------------
 
@@ -709,8 +710,7 @@ class Swarm:
         if self._evaluate is not None:
             client.send(Evaluating(round=order.round))
             began = time.monotonic()
-            local = self._to_anchor()
-            try:
+            with self._anchored(nullcontext):
                 self._ranks.tell(Measure())
                 with evaluating(self._model):
                     value = number_of(self._evaluate(self._model))
@@ -718,8 +718,6 @@ class Swarm:
                 self._held_out_round = self.round
                 if not math.isfinite(value):
                     self._warn(NOT_FINITE, value)
-            finally:
-                self._flat.scatter(local)
             self._evaluation_s = time.monotonic() - began
         if value is not None:
             client.send(Evaluated(round=order.round, value=value))

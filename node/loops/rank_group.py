@@ -268,6 +268,7 @@ class Leader(Alone):
         self.group = group
         self.size = group.size
         self.others = range(1, group.size)
+        self._asked: set[int] = set()  # ranks that wait until their answer is taken, and hear nothing before
 
     @contextmanager
     def call(self, name: Call, proceed: Callable[[], Proceed], *, made: int = 0, tokens: int = 0) -> Iterator[int]:
@@ -285,6 +286,8 @@ class Leader(Alone):
         except BaseException as error:
             for rank in waiting:  # the rest are elsewhere, and see this process end
                 with suppress(NetworkError):
+                    if rank in self._asked:
+                        self.answer_of(rank)
                     self.group.send(rank, _raised(error))
             raise
         self.tell(proceed())
@@ -293,11 +296,18 @@ class Leader(Alone):
         """Tell all other ranks the same."""
         for rank in self.others:
             self.group.send(rank, order)
+            if isinstance(order, Build | Measure | Report):
+                self._asked.add(rank)
+
+    def answer_of(self, rank: int) -> Answer:
+        """Wait for what another rank answers. Raises NetworkError, LocalError."""
+        self._asked.discard(rank)
+        return self.group.answer_of(rank)
 
     def mean(self, value: float) -> float:
         """The mean of what this rank measured and what the others, told to `Measure`, did."""
         for rank in self.others:
-            measured = self.group.answer_of(rank)
+            measured = self.answer_of(rank)
             if not isinstance(measured, Measured):
                 raise LocalError(f"rank {rank} answered {type(measured).__name__} in place of Measured")
             value += measured.value
@@ -307,7 +317,7 @@ class Leader(Alone):
         """Sum and number of all ranks' training losses since the newest contribution, which (`ends`) is written now."""
         self.tell(Report(ends=ends))
         for rank in self.others:
-            losses = self.group.answer_of(rank)
+            losses = self.answer_of(rank)
             if not isinstance(losses, Losses):
                 raise LocalError(f"rank {rank} answered {type(losses).__name__} in place of Losses")
             total, count = total + losses.total, count + losses.count

@@ -96,7 +96,7 @@ class GroupFlat(HostFlat):
         self.layout = self._own.layout
         self._held = [self._own.held]
         for rank in leader.others:
-            holds = leader.group.answer_of(rank)
+            holds = leader.answer_of(rank)
             if not isinstance(holds, Holds):
                 raise LocalError(f"rank {rank} answered {type(holds).__name__} in place of Holds")
             if holds.digest != self.layout.digest:

@@ -241,6 +241,48 @@ def test_ranks_that_are_not_at_one_or_late_all_end_with_an_error(folder: Path) -
     assert late[0][1].startswith("rank 1 of this node's 2 processes is gone, or late: ")
 
 
+MISTAKES = """
+import functools
+from shoal.node.loops import other_rank, rank_group
+
+own_loop.RankGroup = other_rank.RankGroup = functools.partial(rank_group.RankGroup, timeout_s=10)
+
+
+def evaluate(model):
+    return [1.0, "none"][rank == 0]
+
+
+def error_of(width):
+    model = wrapped(torch.nn.Sequential(torch.nn.Linear(5, width)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        with join(model, optimizer, "swarm.toml", data_dir=folder, evaluate=evaluate):
+            pass
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+note("models", error_of(3 + (rank == 1)))
+note("evaluation", error_of(3))
+os._exit(0)
+"""
+
+
+def test_an_error_of_rank_0_reaches_ranks_whose_answers_it_has_not_taken(folder: Path) -> None:
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.send(Evaluate(round=0))
+        await end.expect(Detached)
+
+    ranks = Ranks(folder, MISTAKES, "fsdp", size=3)
+    with Ends(folder, daemon), ranks:
+        assert ranks.ended() == [0] * 3, ranks.said()
+    words = "rank 1 has a model of other parameters than rank 0; build the same in all"
+    assert ranks.noted("models") == [("ConfigError", words)] * 3
+    words = "evaluate= returned str, not a number; have it return the held-out loss"
+    assert ranks.noted("evaluation") == [("ConfigError", words)] * 3
+
+
 def test_a_rank_that_dies_ends_the_others_at_once(folder: Path) -> None:
     """With the timeout of ten minutes."""
 
