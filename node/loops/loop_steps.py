@@ -121,7 +121,9 @@ class Tally:
         self._resumed_at = now
 
     def add(self, steps: int, tokens: int, loss: torch.Tensor | float | None) -> None:
-        """Count steps that were made."""
+        """Count steps that were made. Raises ConfigError for a loss of several values."""
+        if isinstance(loss, torch.Tensor) and loss.numel() != 1:
+            raise ConfigError(f"step(loss=) was given {loss.numel()} values; give it the mean loss of the step")
         self.steps += steps
         self.tokens += tokens
         if loss is not None:

@@ -323,6 +323,22 @@ def test_evaluation_that_returns_no_number_is_refused_in_a_line(
         pass
 
 
+def test_a_loss_of_each_sample_is_refused_in_a_line_at_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=1000)
+        await end.expect(Detached)
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        learn(model, optimizer, 0)
+        with pytest.raises(ConfigError, match=r"step\(loss=\) was given 8 values; give it the mean loss of the step"):
+            swarm.step(tokens=8, loss=torch.ones(8))
+
+
 def test_evaluation_sees_the_anchor_and_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = made()
     model.insert(1, torch.nn.Dropout(0.5))
