@@ -331,10 +331,11 @@ class Snapshotter:
 
         began: see `take`. Returns when what `state` holds may change again; nothing if it may at once.
         """
+        began = time.perf_counter() if began is None else began
         try:
             writing = self.take(state, Path(order.path), base=order.base, began=began)
         except (SnapshotBusy, StorageError) as error:
-            send(Written(failure=str(error)).report(order))
+            send(Written(copy_s=time.perf_counter() - began, failure=str(error)).report(order))
             return ()
 
         def write_and_report() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -514,6 +515,8 @@ def test_unwritable_folder_is_told_and_not_raised(tmp_path: Path) -> None:
     snapshotter = Snapshotter()
     for folder in ("none", "nowhere"):  # the second is not refused for the first
         order = Snapshot(round=0, path=str(tmp_path / folder / "0.trainer"))
-        assert snapshotter.save(Life.new().replica.inner_state(0), order, sent.append) == ()
+        began = time.perf_counter() - 9
+        assert snapshotter.save(Life.new().replica.inner_state(0), order, sent.append, began=began) == ()
     for report, folder in zip(sent, ("none", "nowhere"), strict=True):
+        assert report.copy_s >= 9, "training stopped for it all the same, and who orders the next rests by that"
         assert report.failure.startswith(f"{tmp_path / folder}: No such file or directory; check the disk")
