@@ -14,7 +14,7 @@ import torch
 
 from shoal.node.training.flat_parameters import CopyMade, HostCopy, HostFlat, joined
 from shoal.node.training.inner_loop import Replica
-from shoal.node.training.inner_state import InnerState
+from shoal.node.training.inner_state import InnerState, SavedInner
 from shoal.node.training.rank_messages import Clip, Decay, Do, Move, Open, RankStart
 from shoal.node.training.ranks import Ranks
 from shoal.node.training.samples import Sampler
@@ -152,7 +152,7 @@ class ShardedReplica(Replica):
     def rest(self) -> None:
         """Leave the devices to others until `wake`: the parts go to the host, at a step boundary.
 
-        What is asked of them meanwhile, a new anchor or an evaluation, takes them back for as long as it takes.
+        What is asked of them meanwhile, such as a new anchor or an evaluation, takes them back for as long as it takes.
         """
         self._ranks.tell(Do(what="rest"))
         self._shard.rest()
@@ -174,6 +174,16 @@ class ShardedReplica(Replica):
         finally:
             if resting:
                 self.rest()
+
+    def write_initial(self, out: Vector) -> None:
+        """Write the initial parameters as one process does."""
+        with self._awake():
+            super().write_initial(out)
+
+    def restore(self, saved: SavedInner, *, exact: bool, spent: bool = False) -> None:
+        """Take over a snapshot as one process does."""
+        with self._awake():
+            super().restore(saved, exact=exact, spent=spent)
 
     def apply(self, anchor: Vector, *, round: int | None = None, taken: int = 0, fresh: bool = False) -> None:
         """Apply an anchor as one process does."""

@@ -31,9 +31,11 @@ def test_storages_are_empty_until_they_are_put_back_and_views_stay_valid() -> No
 
 PAUSED = """
 import os
+from pathlib import Path
 import numpy as np
 import torch
 from torch import distributed
+from shoal.node.training.inner_state import SavedInner, Snapshotter
 from shoal.node.training.ranks import Ranks
 from shoal.node.training.shard import Shard
 from shoal.node.training.sharded_replica import ShardedReplica
@@ -58,11 +60,19 @@ def rows(replica):
     return [one.to_local().untyped_storage().nbytes() for one in replica.model.parameters()]
 
 
-def run(rests):
+def begun(rests):
     replica = ShardedReplica(Uneven(), START, ranks=Ranks(1))
+    if rests:  # as on a node that is paused when it starts
+        replica.rest()
+    return replica
+
+
+def run(rests):
+    replica = begun(rests)
     anchor = np.zeros(replica.layout.numel, np.float32)
     replica.write_initial(anchor)
     replica.apply(anchor, round=0, fresh=True)
+    replica.wake()
     first = stretch(replica, 1, anchor)
     if rests:
         replica.rest()
@@ -77,7 +87,14 @@ def run(rests):
         replica.wake()
     # Read afterwards: of one process on the processor the copies are the parts themselves.
     kept = {name: tensor.clone() for name, tensor in replica.inner_state(1).tensors}
+    Snapshotter().take(replica.inner_state(1), Path("1.trainer")).write()
     second = stretch(replica, 2, anchor)
+    distributed.destroy_process_group()
+    replica = begun(rests)
+    replica.restore(SavedInner(Path("1.trainer")), exact=True)
+    replica.apply(anchor, round=1, fresh=True)
+    replica.wake()
+    assert np.array_equal(stretch(replica, 2, anchor), second)
     distributed.destroy_process_group()
     return first, second, value, kept
 
@@ -94,11 +111,14 @@ os._exit(0)
 
 @pytest.mark.long
 def test_a_model_in_parts_that_rests_takes_an_anchor_and_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """It is evaluated while it rests, and before and after that holds nothing of the model."""
+    """It is evaluated while it rests, and before and after that holds nothing of the model.
+
+    Its initial parameters are asked for, and it is restored, while it rests too.
+    """
     script = tmp_path / "paused.py"
     script.write_text(PAUSED)
     command = [sys.executable, "-X", "faulthandler", str(script)]
     places = environment() | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=places, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=places, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("equal ")
