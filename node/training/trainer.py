@@ -286,7 +286,7 @@ class Trainer:
         """
         self._anchored = lent = _Lent(order, anchor)
         if order.fresh:  # they belong to what is dropped
-            self._newest = self._midway = None
+            self._newest, self._midway, self._contributed_round = None, None, 0
         self._spec, self._retuned = self._in_force, None
         if self._child is None:
             return
@@ -382,11 +382,15 @@ class Trainer:
             await self._start(child, memory, given)
             if self._anchored is not None:
                 await self._restore(child, self._anchored.order)
+            restored = self._midway or self._newest  # as of here, unless it is dropped meanwhile
             loaded, paused = None, False
             while True:  # any of it may change while it is sent
                 if self._anchored is not None and loaded is not self._anchored:
+                    order = self._anchored.order
+                    if loaded is None or restored is not (self._midway or self._newest):
+                        order = Apply(round=order.round, fresh=True)
                     loaded = self._anchored
-                    await self._stand_on_anchor(child, loaded)
+                    await self._stand_on_anchor(child, _Lent(order, loaded.anchor))
                 elif given != self._in_force:
                     given = self._in_force
                     await child.send(Retune(inner=given.inner, sync=given.sync))
@@ -446,15 +450,16 @@ class Trainer:
     async def _restore(self, child: Connection[Report], anchored: Apply) -> None:
         """Give the child the newest snapshot that it takes.
 
-        One amid a round is good for any anchor after it; of another all is, if it is of the anchored round or of the
-        one under way: then it was ordered when its contribution had been taken.
+        One amid a round is good for any anchor after it; of another all is, unless it was given for its moments alone,
+        if it is of the anchored round or of the one under way: then it was ordered when its contribution had been
+        taken.
         """
         if self._midway is not None and await self._restore_from(child, self._midway):
             return
         self._midway = None
         if self._newest is not None:
             round = self._newest.round
-            exact = round in (anchored.round, anchored.round + 1)
+            exact = self._newest.exact and round in (anchored.round, anchored.round + 1)
             spent = self._contributed_round > round
             order = Restore(path=self._newest.path, round=round, exact=exact, spent=spent)
             if not await self._restore_from(child, order):
@@ -477,8 +482,8 @@ class Trainer:
             self._midway = snapshot
 
     async def _stand_on_anchor(self, child: Connection[Report], lent: _Lent) -> None:
-        """Have a new child load an anchor afresh."""
-        await self._lend(child, _Lent(Apply(round=lent.order.round, fresh=True), lent.anchor))
+        """Have a new child load an anchor."""
+        await self._lend(child, lent)
         if not isinstance(await child.receive(), Applied):
             raise LocalError("the trainer did not apply the anchor")
         self._stands_on = self._unanswered.popleft()

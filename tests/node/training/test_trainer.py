@@ -43,6 +43,7 @@ from shoal.node.training.trainer_messages import (
     Initial,
     InnerSettings,
     Report,
+    Restore,
     Restored,
     Retune,
     Snapshot,
@@ -89,6 +90,9 @@ while data := control.recv(1 << 16):
                 lr_of_anchor = lr
                 while heard and os.path.exists(heard + ".stuck"): time.sleep(0.01)
                 answer = Applied(round=round)
+            case Restore(path=path, round=round, exact=exact): answer = Restored(path=path, round=round, exact=exact)
+            case Snapshot(path=path, round=round, midway=midway):
+                answer = Snapshotted(path=path, round=round, midway=midway, copy_s=0.0, write_s=0.0, size_bytes=0)
             case Ping(): answer = Pong()
             case WriteInitial():
                 if os.path.exists(options["fuse"]):
@@ -340,6 +344,66 @@ async def test_restarted_trainer_goes_on_from_the_midst_of_its_round_unless_that
         await expect(trainer, Restarted)  # without anything restored
         await trainer.send(Train(round=2, steps=1, assignment=SHARE))
         assert (await expect(trainer, Contribution)).tokens == 32
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+@pytest.mark.usefixtures("copied")
+async def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_leaves_it_what_it_goes_on_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abandoned: bool
+) -> None:
+    """Unless that stands on a state which is abandoned meanwhile."""
+    async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+        await trainer.send(WriteInitial())
+        await expect(trainer, Initial)
+        anchor = trainer.contribution.copy()
+        await trainer.apply(Apply(round=0, fresh=True), anchor)
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=1, steps=10**12, assignment=SHARE, contribute=False))
+        await trainer.events.receive()  # a Progress: it is in the middle of it
+        await trainer.send(Snapshot(round=0, path=str(tmp_path / "midway"), base=b"anchor"))
+        await expect(trainer, Snapshotted)
+        stand, others = trainer._stand_on_anchor, [Apply(round=1, fresh=abandoned), Apply(round=2)]
+
+        async def stand_and_apply(child: Connection[Report], lent: Any) -> None:
+            await stand(child, lent)
+            if lent.order.round == 0:
+                for order in others:
+                    await trainer.apply(order, anchor + np.float32(order.round))
+
+        monkeypatch.setattr(trainer, "_stand_on_anchor", stand_and_apply)
+        kill(trainer)
+        restored = await expect(trainer, Restored)
+        assert restored.tokens > 0
+        assert (await expect(trainer, Restarted)).round == 2
+        await trainer.send(Train(round=3, steps=1, assignment=SHARE))
+        assert (await expect(trainer, Contribution)).tokens == 32 + (0 if abandoned else restored.tokens)
+
+
+async def test_what_a_restart_gave_for_its_moments_alone_is_so_given_to_the_next_trainer(fake: TrainerSpec) -> None:
+    """It is of the same round in a history that was given up."""
+    async with running(fake) as trainer:
+        await trainer.send(Restore(path="1.trainer", round=1, exact=False))
+        await expect(trainer, Restored)
+        await trainer.apply(Apply(round=1), zeros(trainer))
+        await expect(trainer, Applied)
+        kill(trainer)
+        restored = await expect(trainer, Restored)
+        assert (restored.path, restored.exact) == ("1.trainer", False)
+
+
+async def test_work_amid_a_round_is_kept_after_going_back_behind_what_was_contributed(fake: TrainerSpec) -> None:
+    async with running(fake) as trainer:
+        await trainer.apply(Apply(round=5), zeros(trainer))
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=6, steps=1, assignment=SHARE))
+        await expect(trainer, Contribution)
+        await trainer.apply(Apply(round=3, taken=1, fresh=True), zeros(trainer))
+        await expect(trainer, Applied)
+        await trainer.send(Snapshot(round=3, path="midway", base=b"3"))
+        await expect(trainer, Snapshotted)
+        kill(trainer)
+        restored = await expect(trainer, Restored)
+        assert (restored.path, restored.round, restored.exact) == ("midway", 3, True)
 
 
 def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
