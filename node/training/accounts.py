@@ -228,8 +228,9 @@ class Accounts(_Standing):
         self._settled = contributions  # numbers up to this one belong to earlier bases
         self._restored: SavedAccounts | None = None
         self._spent: Fragment | None = None  # where nothing of what was restored is to be kept
+        self._place_of: int | None = None  # round of what was restored, until a step is made
         self.steps = 0
-        """Inner steps since the newest contribution was written."""
+        """Inner steps since the newest contribution was written; of the round under way, where others went by."""
 
     def retune(self, sync: SyncSettings) -> None:
         """Overlap and mix by these from here on; how parameters are cut cannot be amended."""
@@ -263,6 +264,7 @@ class Accounts(_Standing):
     def count(self, tokens: int) -> None:
         """A step was made, on so many tokens; one that changed nothing counts as a step on none."""
         self.steps += 1
+        self._place_of = None
         self._tokens = [counted + tokens for counted in self._tokens]
 
     def mark(self, round: int) -> Outgoing:
@@ -310,6 +312,8 @@ class Accounts(_Standing):
         else:
             self._apply(anchor, self._base, self._taken(taken))
             self._settled = max(self._settled, taken)
+        if self._place_of is not None and round is not None and round > self._place_of:
+            self.steps = 0  # rounds went by while this node was away: the work is kept, the place in them is not
 
     def _apply_first(self, anchor: Vector, round: int | None) -> None:
         """Stand on the first anchor, with what was restored where it belongs to it."""
@@ -318,9 +322,8 @@ class Accounts(_Standing):
         if saved is not None and saved.local is not None:
             local = saved.local
         elif saved is not None and saved.kept is not None:
-            if round is not None and round > saved.round:  # rounds went by: the work is kept, the place in them is not
+            if round is not None and round > saved.round:
                 saved.kept[self._fragments.buffers_begin :] = 0
-                self.steps = 0
             local = saved.kept.add_(base)
         if self._spent is not None:
             local = local.clone()
@@ -436,6 +439,7 @@ class Accounts(_Standing):
         if len(saved.tokens) != self._fragments.count:
             raise LocalError(f"a snapshot of {len(saved.tokens)} fragments for {self._fragments.count}")
         self._restored, self._tokens, self.steps = saved, list(saved.tokens), saved.steps
+        self._place_of = saved.round
         if spent:
             self._spent = self._fragments.of_round(saved.round + 1)
             self._tokens[self._spent.number] = 0

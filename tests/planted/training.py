@@ -11,6 +11,12 @@ RANKS = (
 
 TRAINING: tuple[Bug, ...] = (
     bug(
+        "who comes back to a later round makes only the rest of the steps of the one it was killed in",
+        "tests/node/training/test_accounts.py::test_who_comes_back_to_a_later_round_has_all_of_its_steps_to_make",
+        "round > self._place_of:",
+        "round < self._place_of:",
+    ),
+    bug(
         "doctor does not look at the size of a policy",
         "tests/node/test_doctor.py::test_size_of_a_policy_is_known_without_a_node",
         "        is_policy=manifest.rollouts is not None,",
@@ -48,6 +54,12 @@ TRAINING: tuple[Bug, ...] = (
         RANKS,
         "tokens += _checked(entered, rank, name, made).tokens",
         "_checked(entered, rank, name, made)",
+    ),
+    bug(
+        "rank 0 tells ranks of its error that wait until their answer is taken",
+        "tests/node/test_own_loop_ranks.py::test_an_error_of_rank_0_reaches_ranks_whose_answers_it_has_not_taken",
+        "self._asked.add(rank)",
+        "self._asked.discard(rank)",
     ),
     bug(
         "two ranks hand over the same values",
@@ -430,6 +442,49 @@ TRAINING: tuple[Bug, ...] = (
         "test_no_anchor_waits_in_the_daemon_for_a_step_to_end_and_those_that_come_meanwhile_become_one",
         "taken, fresh = max(order.taken, one.order.taken), order.fresh or one.order.fresh",
         "taken, fresh = order.taken, order.fresh",
+    ),
+    bug(
+        "a second anchor takes from a restarted trainer what it goes on from",
+        "tests/node/training/test_trainer.py"
+        "::test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_leaves_it_what_it_goes_on_from",
+        "if loaded is None or restored is not (self._midway or self._newest):",
+        "if True:",
+    ),
+    bug(
+        "a restarted trainer goes on from what is abandoned meanwhile",
+        "tests/node/training/test_trainer.py"
+        "::test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_leaves_it_what_it_goes_on_from",
+        "if loaded is None or restored is not (self._midway or self._newest):",
+        "if loaded is None:",
+    ),
+    bug(
+        "a snapshot of another history is taken up whole after a death",
+        "tests/node/training/test_trainer.py"
+        "::test_what_a_restart_gave_for_its_moments_alone_is_so_given_to_the_next_trainer",
+        "exact = self._newest.exact and round in (anchored.round, anchored.round + 1)",
+        "exact = round in (anchored.round, anchored.round + 1)",
+    ),
+    bug(
+        "contributions of a history that was given up keep work amid a round from being kept",
+        "tests/node/training/test_trainer.py"
+        "::test_work_amid_a_round_is_kept_after_going_back_behind_what_was_contributed",
+        "self._newest, self._midway, self._contributed_round = None, None, 0",
+        "self._newest, self._midway = None, None",
+    ),
+    bug(
+        "a full disk stops the trainer for a snapshot with every word of its progress",
+        "tests/node/training/test_inner_state.py::test_unwritable_folder_is_told_and_not_raised",
+        "send(Written(copy_s=time.perf_counter() - began, failure=str(error)).report(order))",
+        "send(Written(failure=str(error)).report(order))",
+    ),
+    bug(
+        "a model in parts that rests is asked for its initial parameters where it has none",
+        "tests/node/training/test_shard.py::test_a_model_in_parts_that_rests_takes_an_anchor_and_goes_on_to_the_bit",
+        """
+        with self._awake():
+            super().write_initial(out)
+        """,
+        "super().write_initial(out)",
     ),
     bug(
         "a trainer whose steps take minutes is stuck in every round",
