@@ -1,18 +1,20 @@
 """Training that takes its time and little else: nodes of the speed that is asked for, whatever else the machine does.
 
-It is the regression of `shoal.node.workloads.regression`, whose every batch comes after a pause, as from a slow
-accelerator.
+It is the regression of `shoal.node.workloads.regression`, whose every step takes a pause, as on a slow accelerator.
+Its data are there at once: who goes on after a restart draws again what it had drawn.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from shoal.node.workload import Assignment
 from shoal.node.workloads.regression import Batch, RegressionWorkload
+
+if TYPE_CHECKING:
+    import torch
 
 WORKLOAD_NAME = "shoal.lab.waiting_workload:WaitingRegression"
 
@@ -27,9 +29,7 @@ class WaitingRegression(RegressionWorkload):
     step_s: float = 0.1
     data: str | None = None
 
-    def batches(self, assignment: Assignment) -> Iterator[Batch]:
-        """Yield samples without end, one a step."""
-        step_s = self.step_s if self.data is None else float(Path(self.data).read_text())
-        for batch in super().batches(assignment):
-            time.sleep(step_s)
-            yield batch
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        """The regression's, after the pause."""
+        time.sleep(self.step_s if self.data is None else float(Path(self.data).read_text()))
+        return super().loss(model, batch)
