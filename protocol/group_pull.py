@@ -170,8 +170,8 @@ class GroupPull:
     def answered(self, chunk: GroupChunk) -> None:
         """The server that was asked answered. Raises RolloutError for wrong bytes; `failed` is to follow.
 
-        The origin is to blame where it serves what it did not announce. Another server may have the group of this
-        digest though its size was announced wrong, so nobody is.
+        The origin is to blame where it serves what it did not announce, and where another has all of the group and it
+        is of another size than announced, which ends the pull. Else nobody is: the size may be the lie.
         """
         if self._peer is None:
             raise LocalError("an answer to a question that nobody was asked")
@@ -192,12 +192,17 @@ class GroupPull:
     def _take(self, data: bytes, peer: PeerId | None) -> None:
         wanted_bytes = min(CHUNK_LIMIT_BYTES, self.size_bytes - len(self._data))
         self._data += data
-        if len(data) != wanted_bytes:
-            raise RolloutError("a chunk of another size than the group's", reason=Reason.MALFORMED, peer=peer)
-        if len(self._data) < self.size_bytes:
+        if len(data) == wanted_bytes and len(self._data) < self.size_bytes:
             return
         whole = bytes(self._data)
-        if digest_of(whole) != self._offer.digest:
+        is_whole = digest_of(whole) == self._offer.digest
+        if is_whole and len(data) != wanted_bytes:
+            self._end = GivenUp(spent=False)
+            origin = self._offer.origin
+            raise RolloutError("a group of another size than announced", reason=Reason.MISLABELLED, peer=origin)
+        if len(data) != wanted_bytes:
+            raise RolloutError("a chunk of another size than the group's", reason=Reason.MALFORMED, peer=peer)
+        if not is_whole:
             raise RolloutError("other bytes than the group's", reason=Reason.FORGED, peer=peer)
         self._end = Came(whole)
         self._release()

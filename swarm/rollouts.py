@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import trio
@@ -83,7 +83,7 @@ SERVED_BYTES_PER_S, SERVED_BURST_BYTES = float(8 << 20), float(16 << 20)
 ANSWER_LIMIT = 32
 """Chunks that are sent at once."""
 FETCH_LIMIT = 8
-"""Groups that are fetched at once."""
+"""Groups that are fetched at once, and chunks that are sent to one peer at once."""
 CHUNK_DEADLINE_S = 10.0
 GROUP_DEADLINE_S = 20.0
 """For a group from one server."""
@@ -160,7 +160,7 @@ class RolloutExchange:
         self._news = OfferNews(boot=sealer.boot)
         self._news_protocol = f"{NEWS_PROTOCOL}/{swarm_id.hex()[:16]}"
         self._me, self._swarm_id = sealer.peer_id, swarm_id
-        self._answering = 0
+        self._answering: Counter[PeerId] = Counter()
         self._fetching = trio.Semaphore(FETCH_LIMIT)
         self._left_alone = LeftAlone(LEFT_ALONE_S)
         self._tally = Tally()
@@ -204,9 +204,9 @@ class RolloutExchange:
         """
         if announcement.digest != digest_of(group) or announcement.size_bytes != len(group):
             raise LocalError("an announcement of another group than the one beside it")
-        sealed = seal_announcement(self._sealer, announcement)
         if not self._holdings.keep(announcement.digest, group):
             return
+        sealed = seal_announcement(self._sealer, announcement)
         self._catch_up.note(peek_announcement(sealed).seq, sealed, self._round_number())
         self._news.note(sealed)
         await self._outbox.send((True, sealed))
@@ -251,7 +251,12 @@ class RolloutExchange:
     def at_hand(self) -> tuple[Offer, ...]:
         """Return the same, without those that nobody can be asked for now: who has them left, or is left alone."""
         now = trio.current_time()
-        return tuple(offer for offer in self.book.offers() if self._servers(offer, now))
+        can_be_asked = cache(lambda peer: bool(self._able([peer], now)))  # of so many offers there are few origins
+        return tuple(
+            offer
+            for offer in self.book.offers()
+            if any(can_be_asked(peer) for peer in (offer.origin, *self.book.holders(offer.digest)))
+        )
 
     def expire(self, *, offered_before: int, announced_before: int) -> None:
         """Forget what others offered, and what this node announced, before these rounds of its own."""
@@ -357,13 +362,13 @@ class RolloutExchange:
         except RolloutError as error:
             self._reject(error)
             raise
-        is_busy = self._answering >= ANSWER_LIMIT
+        is_busy = self._answering.total() >= ANSWER_LIMIT or self._answering[stream.peer] >= FETCH_LIMIT
         answer = GroupChunk(status="busy") if is_busy else self._chunk(stream.peer, request)
-        self._answering += 1
+        self._answering += Counter((stream.peer,))
         try:
             await stream.send(canonical(answer), deadline_s=CHUNK_DEADLINE_S)
         finally:
-            self._answering -= 1
+            self._answering -= Counter((stream.peer,))
 
     def _chunk(self, peer: PeerId, request: GroupRequest) -> GroupChunk:
         if not self._served.take(peer, trio.current_time(), REQUEST_COST_BYTES):
@@ -461,10 +466,11 @@ class RolloutExchange:
                 chunk = await self._ask(ask)
             pull.answered(chunk)
         except RemoteError as error:
-            self._pass_over(ask.peer, error)
-            pull.failed()
             if not isinstance(error, RolloutError):
                 error = RolloutError(str(error), reason=Reason.MALFORMED, peer=ask.peer)
+            if error.peer in (None, ask.peer):
+                self._pass_over(ask.peer, error)
+            pull.failed()
             self._reject(error)
         except (NetworkError, trio.TooSlowError) as error:
             self._pass_over(ask.peer, error)
@@ -478,10 +484,13 @@ class RolloutExchange:
         self._left_alone.pass_over(peer, trio.current_time(), self.book.boot_of(peer))
 
     def _servers(self, offer: Offer, now: float) -> list[PeerId]:
-        """Return who may have it and is not left alone: the origin, then others that hold it; the connected first."""
-        holders = dict.fromkeys((offer.origin, *self.book.holders(offer.digest)))
+        """Return who may have it and can be asked: the origin, then others that hold it; the connected first."""
+        return self._able(dict.fromkeys((offer.origin, *self.book.holders(offer.digest))), now)
+
+    def _able(self, peers: Collection[PeerId], now: float) -> list[PeerId]:
+        """Those of these that are not left alone and can be asked, the connected first."""
         connected, more = self._host.connected(), self._connections
-        allowed = [peer for peer in self._left_alone.allowed(holders, now) if not self._ignored(peer)]
+        allowed = [peer for peer in self._left_alone.allowed(peers, now) if not self._ignored(peer)]
         others = [] if more is None else [peer for peer in allowed if peer not in connected and more.may_reach(peer)]
         return [*(peer for peer in allowed if peer in connected), *others]
 

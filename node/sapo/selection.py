@@ -37,7 +37,7 @@ from shoal.protocol.wire import SwarmId
 VARIANCE_LEAST = 1e-8
 """A reward variance up to this is none."""
 USED_LIMIT = 65_536
-"""Offers whose groups were pulled, or could not be, and are not drawn again."""
+"""Offers that are remembered: whose groups were pulled, or could not be; and those that were counted as left out."""
 OFFERS_PER_ORIGIN = 64
 """The latest so many may be drawn of one peer, so that who offers more is not chosen more."""
 ATTEMPTS_PER_GROUP = 4
@@ -81,7 +81,7 @@ class Selector:
         self._staleness_rounds = staleness_rounds
         self._tasks = tasks
         self._trust = trust
-        self._counted: set[OfferKey] = set()
+        self._counted: OrderedDict[OfferKey, None] = OrderedDict()
         self._own_tasks: set[OfferKey] = set()  # offers that were found to be about assigned tasks
 
     def eligible(
@@ -98,7 +98,7 @@ class Selector:
         A later one may be taken later.
         """
         offers = list(offers)
-        kept, counted, rejected = [], set(), Counter[Reason]()
+        kept, rejected = [], Counter[Reason]()
         for offer in offers:
             if offer.key in used:
                 continue
@@ -111,12 +111,13 @@ class Selector:
                 kept.append(offer)
                 continue
             if offer.key not in self._counted:
+                self._counted[offer.key] = None
                 rejected[reason] += 1
                 if reason is Reason.FOREIGN_TASK:
                     self._trust.fault(offer.origin, reason)
-            counted.add(offer.key)
+        while len(self._counted) > USED_LIMIT:
+            self._counted.popitem(last=False)
         # What is offered no more need not be remembered.
-        self._counted = counted
         self._own_tasks &= {offer.key for offer in offers}
         return self._latest(kept), rejected
 

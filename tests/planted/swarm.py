@@ -615,6 +615,25 @@ SWARM: tuple[Bug, ...] = (
         "self._peer",
     ),
     bug(
+        "who announces another's group in a false size is not to blame for it",
+        "tests/protocol/test_group_pull.py::test_who_announced_another_size_is_to_blame_once_another_has_the_group",
+        "if is_whole and len(data) != wanted_bytes:",
+        "if False:",
+    ),
+    bug(
+        "who holds a group of which another announced a false size is asked for nothing for a while",
+        "tests/swarm/test_rollouts.py"
+        "::test_who_announces_anothers_group_in_a_false_size_is_to_blame_and_nobody_that_has_it",
+        "if error.peer in (None, ask.peer):",
+        "if True:",
+    ),
+    bug(
+        "who reads no answer keeps all others from being served",
+        "tests/swarm/test_rollouts.py::test_who_reads_no_answer_keeps_nobody_else_from_being_served",
+        "or self._answering[stream.peer] >= FETCH_LIMIT",
+        "",
+    ),
+    bug(
         "a group that a thief announced is held, and its maker's offer of it not taken",
         "tests/swarm/test_rollouts.py::test_group_that_its_announcer_did_not_make_is_not_held",
         "if maker_of(data) in {offer.origin for offer in offers} and",

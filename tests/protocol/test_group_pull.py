@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.group_pull import BUSY_LIMIT, Ask, Budget, Came, GivenUp, GroupPull, LeftAlone, Tally, Wait
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import CHUNK_LIMIT_BYTES, Announcement, GroupChunk, RolloutError, TaskRef, digest_of
+from shoal.protocol.rollouts import (
+    CHUNK_LIMIT_BYTES,
+    Announcement,
+    GroupChunk,
+    Reason,
+    RolloutError,
+    TaskRef,
+    digest_of,
+)
 
 A, B = PeerId("a"), PeerId("b")
 DATA = bytes(range(251)) * 1500  # two chunks
 FIRST, SECOND = DATA[:CHUNK_LIMIT_BYTES], DATA[CHUNK_LIMIT_BYTES:]
+SMALL = DATA[:1000]
 BUSY, ABSENT = GroupChunk(status="busy"), GroupChunk(status="absent")
 TASK = TaskRef(family="sums", version="1", config=b"\x80", seed=1, index=0)
 OFFER = Offer(
@@ -35,11 +47,11 @@ OFFER = Offer(
 
 
 class Lab:
-    def __init__(self, *servers: PeerId, limit_bytes: int = 10 * len(DATA)) -> None:
+    def __init__(self, *servers: PeerId, limit_bytes: int = 10 * len(DATA), offer: Offer = OFFER) -> None:
         self.left_alone = LeftAlone(30.0)
         self.budget, self.tally = Budget(limit_bytes), Tally()
         self.pull = GroupPull(
-            OFFER,
+            offer,
             servers=lambda now: self.left_alone.allowed(servers, now),
             deadline_s=20.0,
             budget=self.budget,
@@ -84,6 +96,21 @@ def test_wrong_bytes_are_told_and_the_next_server_is_asked_from_the_start() -> N
     lab.pull.failed()
     assert lab.pull.next(0.0) == GivenUp(spent=False)
     assert lab.tally.wasted_bytes == lab.tally.fetched_bytes == len(DATA) + CHUNK_LIMIT_BYTES - 1
+
+
+@pytest.mark.parametrize("size_bytes", [len(SMALL) - 1, len(SMALL) + 1])
+def test_who_announced_another_size_is_to_blame_once_another_has_the_group(size_bytes: int) -> None:
+    announcement = msgspec.structs.replace(OFFER.announcement, digest=digest_of(SMALL), size_bytes=size_bytes)
+    lab = Lab(A, B, offer=replace(OFFER, announcement=announcement))
+    lab.asked()
+    lab.pull.answered(ABSENT)
+    assert lab.asked()[0] == B
+    with pytest.raises(RolloutError) as caught:
+        lab.chunk(SMALL)
+    assert (caught.value.reason, caught.value.peer) == (Reason.MISLABELLED, A)
+    lab.pull.failed()
+    assert lab.pull.next(0.0) == GivenUp(spent=False)
+    assert (lab.tally.fetched_bytes, lab.budget.left_bytes) == (len(SMALL), 10 * len(DATA) - len(SMALL))
 
 
 def test_busy_servers_are_asked_again_after_everybody_else() -> None:

@@ -10,6 +10,7 @@ import trio
 
 from shoal.protocol import offer_book, offer_catch_up
 from shoal.protocol.errors import LocalError, NetworkError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.rollouts import (
     CHUNK_LIMIT_BYTES,
     Announcement,
@@ -25,6 +26,7 @@ from shoal.protocol.rollouts import (
     encode_batch,
     encode_group,
     peek_announcement,
+    seal_announcement,
 )
 from shoal.protocol.wire import canonical
 from shoal.swarm import rollouts
@@ -184,6 +186,17 @@ async def test_announcement_of_another_group_than_the_one_beside_it_is_refused()
         assert len(node.store) == 0
         await node.exchange.announce(announcement, group)
         assert node.store.get(announcement.digest) == group
+
+
+async def test_group_that_cannot_be_held_leaves_no_gap_that_others_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin, reader = Node(1), Node(2)
+    async with running(origin, reader):
+        with monkeypatch.context() as full:
+            full.setattr(origin.store, "keep", lambda digest, data: False)
+            await origin.announce(0)
+        digest = await origin.announce(1)
+        await until(lambda: reader.offered() == {digest})
+        assert reader.exchange.book.missing(origin.peer, 8).missing == ()
 
 
 # --- fetching ---
@@ -369,7 +382,51 @@ async def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else(monkeypat
         assert list(await modest.fetch(digests[1])) == [digests[1]]
 
 
+async def test_groups_of_one_origin_are_at_hand_by_one_look_at_it() -> None:
+    server, reader = Node(1), Node(2)
+    asked_about: list[PeerId] = []
+    reader.is_ignored = lambda peer: asked_about.append(peer) or False  # type: ignore[method-assign, func-returns-value]
+    reader.exchange = reader.new_exchange()
+    async with running(server, reader):
+        digests = [await server.announce(index) for index in range(20)]
+        await until(lambda: set(digests) <= reader.offered())
+        asked_about.clear()
+        assert {offer.digest for offer in reader.exchange.at_hand()} == set(digests)
+        assert asked_about == [server.peer]
+
+
 # --- hostile peers ---
+
+
+async def test_who_announces_anothers_group_in_a_false_size_is_to_blame_and_nobody_that_has_it() -> None:
+    maker, holder, liar, reader = Node(1), Node(2), Node(3), Node(4)
+    async with running(maker, holder, liar, reader):
+        digest, own = await maker.announce(0), await holder.announce(0)
+        await until(lambda: digest in holder.offered() and own in reader.offered())
+        assert list(await holder.fetch(digest)) == [digest]
+        await until(lambda: holder.peer in reader.exchange.book.holders(digest))
+        told = announce_group(liar.group(0), maker.store[digest] + b"\x00", (1.0, 0.0, 1.0, 0.0))
+        false = seal_announcement(liar.sealer, msgspec.structs.replace(told, digest=digest))
+        await liar.host.publish(TOPIC, encode_batch(AnnouncementBatch(announcements=(false,))))
+        await until(lambda: liar.peer in {offer.origin for offer in reader.exchange.offers()})
+        offers = [offer for offer in reader.exchange.offers() if offer.origin == liar.peer]
+        assert await reader.exchange.fetch(offers, limit_bytes=1 << 20, deadline_s=20) == {}
+        assert reader.blamed[liar.peer, Reason.MISLABELLED] == 1
+        assert {origin for origin, _ in reader.blamed} == {liar.peer}
+        assert own in {offer.digest for offer in reader.exchange.at_hand()}
+
+
+async def test_who_reads_no_answer_keeps_nobody_else_from_being_served() -> None:
+    server, hostile, modest = Node(1), Node(2), Node(3)
+    async with running(server, hostile, modest):
+        digest = await server.announce_group(server.group(0, text_bytes=30_000, completions=16), (1.0, 0.0) * 8)
+        await until(lambda: digest in modest.offered())
+        request = canonical(GroupRequest(digest=digest, offset=0))
+        for _ in range(rollouts.ANSWER_LIMIT):
+            stream = await hostile.host._network.open_stream(server.peer, PROTOCOL)
+            await stream.write(len(request).to_bytes(4, "big") + request)
+            await stream.read(1)  # the answer is under way, and no more of it is taken
+        assert list(await modest.fetch(digest)) == [digest]
 
 
 async def test_attacker_cannot_keep_honest_offers_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,11 +527,12 @@ async def test_digest_of_a_group_that_another_made_is_pulled_once_and_taken_from
         holder.store.keep(made.digest, data)
         reader.exchange.book.note_holder(made.digest, holder.peer)
         assert await reader.fetch(made.digest) == {}
-        assert reader.blamed == {(thief.peer, Reason.UNAVAILABLE): 1}
+        assert reader.blamed == {(thief.peer, Reason.MISLABELLED): 1, (thief.peer, Reason.UNAVAILABLE): 1}
         await origin.exchange.announce(made, data)
         await until(lambda: len(reader.exchange.offers()) == 2)
         before = reader.exchange.bytes_fetched
-        assert await reader.fetch(made.digest) == {made.digest: data}
+        fresh = [offer for offer in reader.exchange.offers() if offer.origin == origin.peer]  # none is chosen twice
+        assert await reader.exchange.fetch(fresh, limit_bytes=1 << 20, deadline_s=20) == {made.digest: data}
         assert reader.exchange.bytes_fetched - before == len(data)
         assert reader.store.get(made.digest) == data
         assert {peer for peer, _ in reader.blamed} == {thief.peer}

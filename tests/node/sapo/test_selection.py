@@ -59,6 +59,18 @@ def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
     assert trust.demerits(ALICE) == WEIGHTS[Reason.FOREIGN_TASK]  # once
 
 
+def test_offer_that_is_not_at_hand_for_a_while_is_counted_once() -> None:
+    trust = Trust()
+    selector = new_selector(trust=trust)
+    flat = offer(0, rewards=(1.0, 1.0))
+    foreign = about(offer(1), msgspec.structs.replace(group_of(ALICE, 1).task, seed=1))
+    rejected = Counter[Reason]()
+    for offers in ([flat, foreign], [], [flat, foreign]):
+        rejected += selector.eligible(offers, round_number=0, used=())[1]
+    assert rejected == {Reason.NO_VARIANCE: 1, Reason.FOREIGN_TASK: 1}
+    assert trust.demerits(ALICE) == WEIGHTS[Reason.FOREIGN_TASK]
+
+
 def test_offer_of_a_task_beyond_what_a_round_comes_to_is_foreign() -> None:
     last, beyond = offer(INDEX_LIMIT - 1), offer(INDEX_LIMIT)
     found = new_selector().eligible([last, beyond], round_number=0, used=())
