@@ -190,6 +190,8 @@ class GossipEngine:
             if isinstance(event, Received):
                 await TAKERS[type(event.message)](self, event.peer, event.message)
                 continue
+            if isinstance(event, SetPaused):
+                await self._set_paused(event.paused)
             self._show_phase()
             self._layouts.accept_model_of(self._founders[0])
             if start.ask_due(trio.current_time()):
@@ -306,8 +308,9 @@ class GossipEngine:
 
     async def _set_paused(self, paused: bool) -> None:
         machine = self.machine
-        assert machine is not None
         await (self._p.training_client.pause() if paused else self._p.training_client.resume())
+        if machine is None:  # the first round begins as the trainer is told now
+            return
         if paused:
             await self._carry_out(machine.pause())
         elif machine.phase is Phase.PAUSED:

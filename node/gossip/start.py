@@ -130,7 +130,11 @@ class GossipStart:
         no_founder_has_trained = heard_all and not any(standings[peer].round for peer in self._others)
         if not self._founder or not (no_founder_has_trained or now >= self._draws_at):
             return None
-        state = await self._training_client.initial_state(self._cache.vectors)
+        try:
+            state = await self._training_client.initial_state(self._cache.vectors)
+        except NetworkError as error:  # it is started again, or its user's loop is away
+            logger.warning("no state to begin on yet: %s", error)
+            return None
         header = await trio.to_thread.run_sync(self._cache.header, state)
         self._cache.put(state, header)
         return state

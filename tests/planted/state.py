@@ -697,6 +697,17 @@ STATE: tuple[Bug, ...] = (
         'known = any(fnmatchcase(name, free) for free in (*STAYS, *GOES, "transfer/*", "*.log"))',
     ),
     bug(
+        "a gossiping node that is paused before it has a state trains once it has one",
+        "tests/node/gossip/test_engine.py"
+        "::test_who_is_paused_before_it_has_a_state_trains_nothing_until_it_is_to_go_on",
+        """
+        if isinstance(event, SetPaused):
+            await self._set_paused(event.paused)
+        self._show_phase()
+        """,
+        "self._show_phase()",
+    ),
+    bug(
         "a newcomer to a gossip begins on whoever names the highest round",
         "tests/node/gossip/test_start.py::test_who_names_a_round_far_from_the_others_is_passed_over",
         "median = statistics.median_low(counted.values())",

@@ -58,9 +58,12 @@ class TrainingClientStandIn:
 
     def __init__(self) -> None:
         self.drawn = 0
+        self.is_away = False
 
     async def initial_state(self, vectors: VectorPool) -> CertifiedState:
         await trio.lowlevel.checkpoint()
+        if self.is_away:
+            raise NetworkError("it wrote no initial parameters")
         self.drawn += 1
         return state_of(0)
 
@@ -124,6 +127,16 @@ async def test_a_founder_waits_for_the_others_no_longer_than_its_patience(tmp_pa
     one, began = Beginner(tmp_path), trio.current_time()
     assert await one.start.attempt(began + TIMEOUT_S - 0.1) is None
     assert await one.start.attempt(began + TIMEOUT_S) is not None
+
+
+async def test_a_trainer_that_is_away_is_asked_again_to_draw(tmp_path: Path) -> None:
+    one = Beginner(tmp_path)
+    for peer in (A, B):
+        one.says(peer, None)
+    one.training_client.is_away = True
+    assert await one.attempt() is None
+    one.training_client.is_away = False
+    assert await one.attempt() is not None
 
 
 async def test_a_founder_too_begins_on_another_that_has_trained(tmp_path: Path) -> None:
