@@ -58,7 +58,8 @@ class Averaging(Swarm):
 
         May wait for other nodes, and moves the policy's parameters when a round of the swarm is done.
         """
-        return self.step(tokens=(report.local + report.external) * group_size, loss=1 - (report.reward or 0.0))
+        loss = None if report.reward is None else 1 - report.reward
+        return self.step(tokens=(report.local + report.external) * group_size, loss=loss)
 
     def _apply(self, anchor: Anchor, client: LoopClient) -> None:
         super()._apply(anchor, client)

@@ -85,7 +85,7 @@ FOLLOWER_PROGRAM = ("-m", "shoal.node.sapo.engine_follower")
 STOP_DEADLINE_S = 10.0
 """From the order to stop to the end: one piece of a round, and a file to write."""
 STALL_DEADLINE_S = 1800.0
-"""An agent that says nothing for so long, and is not paused, hangs: a warm-up, or half a round, must fit."""
+"""An agent that says nothing for so long, and does not rest, hangs: a warm-up, or half a round, must fit."""
 OFFERS_LIMIT = 1024
 """Offers that are chosen from, so that a choice takes milliseconds; of more, a uniform sample."""
 PULL_DEADLINE_S = 20.0
@@ -154,6 +154,7 @@ class RolloutEngine:
         self._changed = trio.Event()  # the user paused, or went on; or the pace, or the agent, is another
         self._pace: OfferPace | None = None  # of a node that makes groups for others alone
         self._rests: bool | None = None  # what the agent was told; None before it was told anything
+        self._silent_since = 0.0  # the agent's last word, or when it was told to go on
         self._leaving = False
         self._store: GroupStore
         self._exchange: RolloutExchange
@@ -303,10 +304,14 @@ class RolloutEngine:
 
     async def _next(self, child: Child[AgentReport]) -> AgentReport:
         """The agent's next report. Raises ChildDied, ChildRaised, LocalError."""
+        self._silent_since = trio.current_time()
         while True:
-            with trio.move_on_after(math.inf if self._p.averages else STALL_DEADLINE_S):
+            since = self._silent_since
+            with trio.move_on_at(math.inf if self._p.averages else since + STALL_DEADLINE_S):
                 return await child.receive()
-            if not self._paused and not self.finished:
+            if self._rests or self.finished:
+                self._silent_since = trio.current_time()
+            elif self._silent_since == since:
                 raise ChildDied(f"it hung: nothing for {STALL_DEADLINE_S:g} s")
 
     def _begin(self) -> Begin:
@@ -344,7 +349,7 @@ class RolloutEngine:
             rests = self._paused or waits
             self._status = msgspec.structs.replace(self._status, waits=waits)
             if self._child is not None and rests is not self._rests:
-                self._rests = rests
+                self._rests, self._silent_since = rests, trio.current_time()
                 await self._child.send(Pause() if rests else Resume())
 
     def _wait_s(self) -> float:
@@ -633,11 +638,11 @@ def rewards_by_task(
 
 
 def _read_mark(path: Path) -> int:
-    """The first round that has not been announced. Raises StorageError where the file does not say."""
+    """The first round that has not been announced. Raises ConfigError where the file does not say."""
     with disk_errors(path.parent):
         try:
             with path.open("rb") as file:
-                text = file.read(MARK_LIMIT_BYTES)
+                text = file.read(MARK_LIMIT_BYTES).strip()  # a user may have written it
         except FileNotFoundError:
             return 0
     if not (text.isdigit() and len(text) < 19):

@@ -207,8 +207,9 @@ def limited(limit_s: float) -> Iterator[None]:
             raise Overdue
 
     handler = signal.signal(signal.SIGALRM, interrupt)
-    left_s, again_s = signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_S)
+    left_s, again_s = signal.getitimer(signal.ITIMER_REAL)
     try:
+        signal.setitimer(signal.ITIMER_REAL, limit_s, AGAIN_S)  # so short a limit may be over before the next line
         yield
     finally:
         within = False  # before anything is called, where an alarm would come through

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -107,6 +108,26 @@ def test_what_the_agent_learns_between_two_averages_is_contributed_once(tmp_path
     for base, delta, local in zip(bases, deltas, locals_, strict=False):
         assert np.array_equal(delta, base - local)
         assert np.abs(delta).max() > 0
+
+
+def test_a_round_of_whose_completions_none_was_scored_tells_no_loss(tmp_path: Path) -> None:
+    learner = new_learner()
+    rewards: list[float | None] = []
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=2)
+        assert (await end.contribution())[0].loss == pytest.approx(1 - (rewards[0] or 0.0))
+        await end.send(Stop())
+
+    with Ends(tmp_path, daemon), joined(tmp_path, learner) as averaging:
+        going = True
+        while going:
+            report = learner.run_round()
+            rewards.append(report.reward)
+            unscored = msgspec.structs.replace(report, reward=None)
+            going = averaging.count(report if len(rewards) == 1 else unscored, group_size=SIZE)
+    assert rewards[0]
 
 
 def test_a_round_that_teaches_nothing_is_no_step(tmp_path: Path) -> None:

@@ -219,3 +219,15 @@ def test_what_takes_too_long_is_interrupted_and_a_limit_around_it_stands() -> No
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, left_s, again_s)
     assert alarms == [signal.SIGALRM]
+
+
+def test_limit_that_is_over_at_once_leaves_no_alarm_behind() -> None:
+    before, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    try:
+        with pytest.raises(sandbox_process.Overdue), sandbox_process.limited(sandbox_process.AT_ONCE_S):
+            threading.Event().wait(60)
+        after = signal.getsignal(signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+    assert after is before
