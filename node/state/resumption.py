@@ -135,6 +135,7 @@ class Resumption:
         self._midway_written = True  # none is under way
         self._midway_rest_ends = float("-inf")
         self._midway_wanted = trio.Event()
+        self._has_folder = False
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class Resumption:
         if isinstance(event, trainer_messages.Progress):
             self._have_midway_written()
         elif isinstance(event, Snapshotted) and event.midway:
-            self._midway_written = True
+            self._midway_written, self._has_folder = True, not event.failure
             rest_s = max(COPY_REST * event.copy_s, WRITE_REST * event.write_s)
             self._midway_rest_ends = trio.current_time() + rest_s
             logger.debug("amid a round: %s", event)
@@ -226,8 +227,9 @@ class Resumption:
         while True:
             await self._midway_wanted.wait()
             self._midway_wanted = trio.Event()
-            with suppress(StorageError):  # whose like the round's own files tell the user
-                await trio.to_thread.run_sync(self.make_folder)
+            if not self._has_folder:
+                with suppress(StorageError):  # whose like the round's own files tell the user
+                    await trio.to_thread.run_sync(self.make_folder)
             value = self._stands_on
             if value is None:
                 self._midway_written = True
