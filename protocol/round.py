@@ -93,7 +93,7 @@ RESEND_S, RESEND_LIMIT_S = 3.0, 12.0
 to the limit, until the round is decided. Links lose nothing; but a message may come before it can be taken, or be
 passed on by others, who lose some."""
 WAITING_RESEND_S = 24.0
-"""The same from the second time on while others train: nobody waits for what was said."""
+"""The same while this node trains, and from the second time on while others do: nobody waits for what was said."""
 
 
 class Phase(enum.Enum):
@@ -602,7 +602,8 @@ class RoundMachine:
         if self.agreement.certificate is not None:
             return []
         if said != self._said:
-            self._said, self._said_at, self._resend_s = said, now, RESEND_S
+            self._said, self._said_at = said, now
+            self._resend_s = WAITING_RESEND_S if self.phase is Phase.TRAIN else RESEND_S
         elif now >= self._said_at + (SILENCE_S / 2 if self._is_waited_for() else self._resend_s):
             again, waits = True, self.phase in (Phase.TRAIN, Phase.PLAN)
             self._said_at = now
