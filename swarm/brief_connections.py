@@ -56,6 +56,7 @@ class BriefConnections:
         self._addresses_of = addresses_of
         self.is_linked = is_linked
         self._made: dict[PeerId, _Connection] = {}
+        self._ending: dict[PeerId, trio.Event] = {}
         self._places = trio.Semaphore(CONNECTIONS_LIMIT)  # of those in use
 
     def may_reach(self, peer: PeerId) -> bool:
@@ -68,6 +69,8 @@ class BriefConnections:
 
         Raises NetworkError where none can be made. Cancellation leaves it to be ended as an idle one.
         """
+        while (ended := self._ending.get(peer)) is not None:
+            await ended.wait()  # else it would be used on its way out
         if peer in self._host.connected() and peer not in self._made:
             yield  # a link's, or made by the peer
             return
@@ -106,8 +109,15 @@ class BriefConnections:
         return sorted(idle, key=lambda peer: self._made[peer].idle_since)
 
     async def _end(self, peers: Sequence[PeerId]) -> None:
+        """End these, one after another, but for those that are used again when it is their turn."""
         for peer in peers:
+            if peer not in self._made or self._made[peer].users:
+                continue
             del self._made[peer]
-        for peer in peers:
             if not self.is_linked(peer):
-                await self._host.disconnect(peer)
+                ended = self._ending[peer] = trio.Event()
+                try:
+                    await self._host.disconnect(peer)
+                finally:
+                    del self._ending[peer]
+                    ended.set()

@@ -628,6 +628,13 @@ SWARM: tuple[Bug, ...] = (
         "if True:",
     ),
     bug(
+        "a connection that is used again while others are ended is ended amid a request",
+        "tests/swarm/test_brief_connections.py"
+        "::test_who_is_asked_again_while_others_are_parted_from_stays_and_who_is_parted_from_is_dialled_anew",
+        "if peer not in self._made or self._made[peer].users:",
+        "if peer not in self._made:",
+    ),
+    bug(
         "who reads no answer keeps all others from being served",
         "tests/swarm/test_rollouts.py::test_who_reads_no_answer_keeps_nobody_else_from_being_served",
         "or self._answering[stream.peer] >= FETCH_LIMIT",

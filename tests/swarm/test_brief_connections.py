@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
@@ -104,6 +105,43 @@ async def test_too_many_make_room_idle_longest_first_and_those_in_use_are_waited
                 assert waited.cancelled_caught
         async with connections.to(A):
             assert len(host.peers - {LINKED, CALLER}) == 2
+
+
+@pytest.mark.virtual_time(limit_s=600)
+async def test_who_is_asked_again_while_others_are_parted_from_stays_and_who_is_parted_from_is_dialled_anew() -> None:
+    parting, parted = trio.Event(), trio.Event()
+
+    class SlowHost(NotedHost):
+        async def disconnect(self, peer: PeerId) -> None:
+            parting.set()
+            await parted.wait()
+            await super().disconnect(peer)
+
+    host = SlowHost()
+    connections = connections_of(host, {LINKED})
+    again: list[PeerId] = []
+
+    async def ask(peer: PeerId) -> None:
+        async with connections.to(peer):
+            assert peer in host.peers
+            again.append(peer)
+
+    for peer in (A, B):
+        async with connections.to(peer):
+            pass
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connections.run)
+        await parting.wait()
+        async with connections.to(B):  # both were idle for as long
+            nursery.start_soon(ask, A)
+            await trio.testing.wait_all_tasks_blocked()
+            assert again == []
+            parted.set()
+            await trio.testing.wait_all_tasks_blocked()
+            assert again == [A]
+            assert B in host.peers
+        nursery.cancel_scope.cancel()
+    assert (host.parted, host.dialled) == ([A], [A, B, A])
 
 
 @pytest.mark.virtual_time(limit_s=600)
