@@ -661,6 +661,8 @@ class Swarm:
             self._apply(anchor, client)
 
     def _apply(self, anchor: Anchor, client: LoopClient) -> None:
+        if anchor.fresh:
+            self._snapshots.withdraw()
         try:
             self._accounts.apply(anchor.values, round=anchor.round, taken=anchor.taken, fresh=anchor.fresh)
         except BaseException:  # say, no memory: of what stands on half of an anchor nothing may be shared

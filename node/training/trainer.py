@@ -506,6 +506,8 @@ class Trainer:
             if not self._unanswered:
                 raise LocalError("the trainer applied an anchor that it was not given")
             self._stands_on = self._unanswered.popleft()
+            if self._stands_on.order.fresh:  # what was reported since it was ordered
+                self._newest = self._midway = None
         self._tell(report)
 
     def _fail(self, failed: Failed) -> None:

@@ -406,6 +406,23 @@ async def test_work_amid_a_round_is_kept_after_going_back_behind_what_was_contri
         assert (restored.path, restored.round, restored.exact) == ("midway", 3, True)
 
 
+async def test_a_snapshot_that_was_under_way_when_the_swarm_went_back_is_given_to_nobody(
+    fake: TrainerSpec, tmp_path: Path
+) -> None:
+    heard, stuck = tmp_path / "heard", tmp_path / "heard.stuck"
+    async with running(replace(fake, options={"heard": str(heard)})) as trainer:
+        stuck.touch()
+        await trainer.apply(Apply(round=5), zeros(trainer))
+        await trainer.send(Snapshot(round=5, path="midway", base=b"5"))
+        await trainer.apply(Apply(round=3, fresh=True), zeros(trainer))
+        stuck.unlink()
+        await expect(trainer, Applied)
+        await expect(trainer, Snapshotted)
+        await expect(trainer, Applied)
+        kill(trainer)
+        assert (await expect(trainer, Restarted)).round == 3  # and not Restored before it
+
+
 def second_contributions(steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Of round 2 as a trainer makes it that never died, and as one makes it whose moments are gone."""
     threads = torch.get_num_threads()
