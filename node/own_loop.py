@@ -430,7 +430,7 @@ class Swarm:
 
     @contextmanager
     def _anchored(self, call: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-        """`at_anchor`. call: in which all ranks are at its begin, and at its end."""
+        """Have the anchor in the model for the block. call: a context in which all ranks come to its begin and end."""
         base = self._accounts.base
         assert base is not None
         with call():
@@ -661,8 +661,6 @@ class Swarm:
             self._apply(anchor, client)
 
     def _apply(self, anchor: Anchor, client: LoopClient) -> None:
-        if anchor.fresh:
-            self._snapshots.withdraw()
         try:
             self._accounts.apply(anchor.values, round=anchor.round, taken=anchor.taken, fresh=anchor.fresh)
         except BaseException:  # say, no memory: of what stands on half of an anchor nothing may be shared

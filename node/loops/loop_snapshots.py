@@ -40,7 +40,7 @@ class LoopSnapshots:
         self._snapshotter.save(state, order, self._send, began=began)
 
     def withdraw(self) -> None:
-        """What was learnt is to be reported, or dropped: it is in no snapshot amid the round from here on."""
+        """A contribution is to be reported: what is in it is in no snapshot amid the round from here on."""
         self._snapshotter.withdraw()
 
     def restore(self, order: Restore) -> Restored:

@@ -228,9 +228,10 @@ class Accounts(_Standing):
         self._settled = contributions  # numbers up to this one belong to earlier bases
         self._restored: SavedAccounts | None = None
         self._spent: Fragment | None = None  # where nothing of what was restored is to be kept
-        self._place_of: int | None = None  # round of what was restored, until a step is made
+        self._restored_round: int | None = None  # round of what was restored, until a step is made
         self.steps = 0
-        """Inner steps since the newest contribution was written; of the round under way, where others went by."""
+        """Inner steps since the newest contribution was written; if rounds went by while this node was away, those of
+        the round under way alone."""
 
     def retune(self, sync: SyncSettings) -> None:
         """Overlap and mix by these from here on; how parameters are cut cannot be amended."""
@@ -264,7 +265,7 @@ class Accounts(_Standing):
     def count(self, tokens: int) -> None:
         """A step was made, on so many tokens; one that changed nothing counts as a step on none."""
         self.steps += 1
-        self._place_of = None
+        self._restored_round = None
         self._tokens = [counted + tokens for counted in self._tokens]
 
     def mark(self, round: int) -> Outgoing:
@@ -312,7 +313,7 @@ class Accounts(_Standing):
         else:
             self._apply(anchor, self._base, self._taken(taken))
             self._settled = max(self._settled, taken)
-        if self._place_of is not None and round is not None and round > self._place_of:
+        if self._restored_round is not None and round is not None and round > self._restored_round:
             self.steps = 0  # rounds went by while this node was away: the work is kept, the place in them is not
 
     def _apply_first(self, anchor: Vector, round: int | None) -> None:
@@ -439,7 +440,7 @@ class Accounts(_Standing):
         if len(saved.tokens) != self._fragments.count:
             raise LocalError(f"a snapshot of {len(saved.tokens)} fragments for {self._fragments.count}")
         self._restored, self._tokens, self.steps = saved, list(saved.tokens), saved.steps
-        self._place_of = saved.round
+        self._restored_round = saved.round
         if spent:
             self._spent = self._fragments.of_round(saved.round + 1)
             self._tokens[self._spent.number] = 0

@@ -181,7 +181,7 @@ class Placing:
         with self._lock, disk_errors(path.parent):
             if self._withdrawn:
                 written.unlink()
-                raise StorageError("not written, since what it holds is contributed, or dropped")
+                raise StorageError("not written, since it must have nothing that a contribution holds")
             written.replace(path)
             sync_folder(path.parent)
 

@@ -201,6 +201,8 @@ class Trainer:
         self._owes_initial = False  # S(0) is ordered, and not written
         self._paused = False
         self._contributions = 0
+        self._snapshots_under_way: set[tuple[str, int]] = set()
+        """By path and round; without those ordered before the swarm went back, which nobody is to be given."""
         self._contributed_round = 0  # of the newest contribution
         self._announced = False
         self._stands_on: _Lent | None = None  # what this child has applied: nobody else may have its memory
@@ -267,6 +269,8 @@ class Trainer:
             self._owes_initial = True
         if self._child is None:
             return
+        if isinstance(command, Snapshot):
+            self._snapshots_under_way.add((command.path, command.round))
         if self._in_turn and not isinstance(command, Hurry | Pause | Resume):
             self._waiting.append(command)
         else:
@@ -287,6 +291,7 @@ class Trainer:
         self._anchored = lent = _Lent(order, anchor)
         if order.fresh:  # they belong to what is dropped
             self._newest, self._midway, self._contributed_round = None, None, 0
+            self._snapshots_under_way.clear()
         self._spec, self._retuned = self._in_force, None
         if self._child is None:
             return
@@ -496,8 +501,11 @@ class Trainer:
         if isinstance(report, Contribution):
             self._contributions, self._contributed_round = report.number, report.round
             self._midway = None
-        elif isinstance(report, Snapshotted) and not report.failure:
-            self._keep(Restore(path=report.path, round=report.round, exact=True, midway=report.midway))
+        elif isinstance(report, Snapshotted):
+            ordered = (report.path, report.round) in self._snapshots_under_way
+            self._snapshots_under_way.discard((report.path, report.round))
+            if ordered and not report.failure:
+                self._keep(Restore(path=report.path, round=report.round, exact=True, midway=report.midway))
         elif isinstance(report, Restored) and report.refused:
             self._newest = self._midway = None
         elif isinstance(report, Initial):
@@ -506,8 +514,6 @@ class Trainer:
             if not self._unanswered:
                 raise LocalError("the trainer applied an anchor that it was not given")
             self._stands_on = self._unanswered.popleft()
-            if self._stands_on.order.fresh:  # what was reported since it was ordered
-                self._newest = self._midway = None
         self._tell(report)
 
     def _fail(self, failed: Failed) -> None:

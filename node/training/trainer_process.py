@@ -197,8 +197,6 @@ class TrainerProcess:
                 replica.begin(command)
             case Apply():
                 anchor = shared_tensors.map_lent(self._control.take_descriptor(), replica.layout.numel)
-                if command.fresh:
-                    self._snapshotter.withdraw()
                 replica.apply(anchor, round=command.round, taken=command.taken, fresh=command.fresh)
                 self._control.send(Applied(round=command.round))
             case Evaluate():

@@ -77,5 +77,5 @@ def test_what_is_contributed_meanwhile_is_not_put_in_its_place(tmp_path: Path, m
     begun[0].start()
     assert loop.answered.wait(60)
     assert isinstance(loop.said[0], Snapshotted)
-    assert "is contributed, or dropped" in loop.said[0].failure
+    assert "nothing that a contribution holds" in loop.said[0].failure
     assert {file.name for file in tmp_path.iterdir()} <= {SPARE}

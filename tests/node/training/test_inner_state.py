@@ -314,7 +314,7 @@ def test_snapshot_amid_a_round_takes_its_place_only_before_its_work_is_contribut
     snapshotter = Snapshotter()
     writing = snapshotter.take(life.replica.inner_state(1, midway=True), path, base=BASE)
     snapshotter.withdraw()
-    assert "is contributed, or dropped" in writing.write().failure
+    assert "nothing that a contribution holds" in writing.write().failure
     assert list(tmp_path.iterdir()) == []
     snapshotter.done()
     again = snapshotter.take(life.replica.inner_state(1, midway=True), path, base=BASE)

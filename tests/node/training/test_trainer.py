@@ -310,6 +310,18 @@ async def test_restarted_trainer_goes_on_from_its_snapshot_unless_it_is_damaged(
             np.testing.assert_array_equal(trainer.contribution, expected[damaged])
 
 
+async def amid_its_round(trainer: ToldTrainer) -> np.ndarray:
+    """The anchor on which it makes steps without end."""
+    await trainer.send(WriteInitial())
+    await expect(trainer, Initial)
+    anchor = trainer.contribution.copy()
+    await trainer.apply(Apply(round=0, fresh=True), anchor)
+    await expect(trainer, Applied)
+    await trainer.send(Train(round=1, steps=10**12, assignment=SHARE, contribute=False))
+    await trainer.events.receive()  # a Progress: it is in the middle of it
+    return anchor
+
+
 @pytest.mark.usefixtures("copied")
 async def test_restarted_trainer_goes_on_from_the_midst_of_its_round_unless_that_was_contributed(
     tmp_path: Path,
@@ -317,13 +329,7 @@ async def test_restarted_trainer_goes_on_from_the_midst_of_its_round_unless_that
     path = tmp_path / "midway"
     order = Snapshot(round=0, path=str(path), base=b"anchor")
     async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
-        await trainer.send(WriteInitial())
-        await expect(trainer, Initial)
-        anchor = trainer.contribution.copy()
-        await trainer.apply(Apply(round=0, fresh=True), anchor)
-        await expect(trainer, Applied)
-        await trainer.send(Train(round=1, steps=10**12, assignment=SHARE, contribute=False))
-        await trainer.events.receive()  # a Progress: it is in the middle of it
+        anchor = await amid_its_round(trainer)
         await trainer.send(order)
         written = await expect(trainer, Snapshotted)
         assert (written.midway, written.failure, written.size_bytes) == (True, "", path.stat().st_size)
@@ -353,13 +359,7 @@ async def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_lea
 ) -> None:
     """Unless that stands on a state which is abandoned meanwhile."""
     async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
-        await trainer.send(WriteInitial())
-        await expect(trainer, Initial)
-        anchor = trainer.contribution.copy()
-        await trainer.apply(Apply(round=0, fresh=True), anchor)
-        await expect(trainer, Applied)
-        await trainer.send(Train(round=1, steps=10**12, assignment=SHARE, contribute=False))
-        await trainer.events.receive()  # a Progress: it is in the middle of it
+        anchor = await amid_its_round(trainer)
         await trainer.send(Snapshot(round=0, path=str(tmp_path / "midway"), base=b"anchor"))
         await expect(trainer, Snapshotted)
         stand, others = trainer._stand_on_anchor, [Apply(round=1, fresh=abandoned), Apply(round=2)]
