@@ -42,10 +42,9 @@ class Budget:
 
 @dataclass(slots=True)
 class Tally:
-    """Bytes of groups that a node received, and those of them that led to no group."""
+    """Bytes of groups that a node received."""
 
     fetched_bytes: int = 0
-    wasted_bytes: int = 0
 
 
 class LeftAlone:
@@ -192,35 +191,35 @@ class GroupPull:
     def _take(self, data: bytes, peer: PeerId | None) -> None:
         wanted_bytes = min(CHUNK_LIMIT_BYTES, self.size_bytes - len(self._data))
         self._data += data
-        if len(data) == wanted_bytes and len(self._data) < self.size_bytes:
+        fits = len(data) == wanted_bytes
+        if fits and len(self._data) < self.size_bytes:
             return
         whole = bytes(self._data)
         is_whole = digest_of(whole) == self._offer.digest
-        if is_whole and len(data) != wanted_bytes:
+        if is_whole and not fits:
             self._end = GivenUp(spent=False)
             origin = self._offer.origin
             raise RolloutError("a group of another size than announced", reason=Reason.MISLABELLED, peer=origin)
-        if len(data) != wanted_bytes:
+        if not fits:
             raise RolloutError("a chunk of another size than the group's", reason=Reason.MALFORMED, peer=peer)
         if not is_whole:
             raise RolloutError("other bytes than the group's", reason=Reason.FORGED, peer=peer)
         self._end = Came(whole)
         self._release()
 
-    def failed(self) -> int:
-        """The group does not come from the server that was asked. Returns how many bytes of it came for nothing."""
-        self._tally.wasted_bytes += len(self._data)
-        return self._release()
+    def failed(self) -> None:
+        """The group does not come from the server that was asked."""
+        self._release()
 
-    def close(self) -> int:
-        """Nobody waits for the group any more. Returns how many bytes of it came for nothing."""
-        return 0 if self._peer is None else self._release()
+    def close(self) -> None:
+        """Nobody waits for the group any more."""
+        if self._peer is not None:
+            self._release()
 
-    def _release(self) -> int:
+    def _release(self) -> None:
         """The server that was asked is done with: what it sent counts, the rest of the budget is free again."""
         came = len(self._data)
         self._tally.fetched_bytes += came
         self._budget.left_bytes += self.size_bytes - came
         self._peer = None
         self._data = bytearray()
-        return came

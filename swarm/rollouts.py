@@ -170,11 +170,6 @@ class RolloutExchange:
         """Of groups, those that proved wrong included."""
         return self._tally.fetched_bytes
 
-    @property
-    def bytes_wasted(self) -> int:
-        """Of those, what led to no group."""
-        return self._tally.wasted_bytes
-
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Announce, collect and serve until cancelled, or until the host ends."""
         self._host.serve(self._protocol, self._answer_stream, limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES)
