@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from shoal.cli.options import AllowWorkload, AsJson
@@ -98,7 +98,7 @@ def evaluate(options: EvaluateOptions) -> None:
     loss = evaluate_by_workload(workload, own, folder, device=options.device)
     if options.as_json:
         told = {"round": round, "digest": digest, "metric": workload.metric, "loss": loss, "data": options.data}
-        typer.echo(json.dumps(told))
+        typer.echo(msgspec.json.encode(told))  # in which a loss that is no number is null
     else:
         held_out = "the workload's default data, as no --data is given" if options.data is None else options.data
         typer.echo(
@@ -132,7 +132,7 @@ def _no_language_model(own: Manifest) -> ConfigError:
 
 def _show_scores(scores: Scores, round: int, digest: str, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"round": round, "digest": digest, "tasks": scores}))
+        typer.echo(msgspec.json.encode({"round": round, "digest": digest, "tasks": scores}))
         return
     for task, metrics in scores.items():
         told = ", ".join(f"{in_one_line(metric)} {number(value)}" for metric, value in metrics.items())

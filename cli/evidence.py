@@ -36,20 +36,26 @@ class EvidenceOptions:
 def evidence(options: EvidenceOptions) -> None:
     """Check evidence against a member: signatures, and where it takes that, sums. Needs nothing but the manifest.
 
-    Exit code 1 if one of the files proves nothing.
+    Exit code 1 if one of the files proves nothing. With --json it is an object, of several files a list of them.
     """
     from shoal.collectives.proofs import verify_evidence
 
     swarm = load_manifest(options.manifest).swarm_id
+    found: list[dict[str, object]] = []
     bad = False
     for path in options.files:
         try:
             verdict = verify_evidence(_read(path), swarm)
         except RemoteError as error:
             bad = True
-            typer.echo(f"shoal: {path} proves nothing: {in_one_line(str(error))}", err=True)
+            found.append({"file": str(path), "error": str(error)})
+            typer.echo(in_one_line(f"shoal: {path} proves nothing: {error}"), err=True)
         else:
-            typer.echo(_json(path, verdict) if options.as_json else _line(path, verdict))
+            found.append(_facts(path, verdict))
+            if not options.as_json:
+                typer.echo(_line(path, verdict))
+    if options.as_json:
+        typer.echo(json.dumps(found if len(found) > 1 else found[0]))
     if bad:
         raise typer.Exit(BAD)
 
@@ -64,18 +70,16 @@ def _read(path: Path) -> bytes:
 
 def _line(path: Path, verdict: Verdict) -> str:
     term, round = verdict.done
-    return f"{path}: {verdict.accused}, round {round} of term {term}: {describe(verdict.kind)}"
+    return in_one_line(f"{path}: {verdict.accused}, round {round} of term {term}: {describe(verdict.kind)}")
 
 
-def _json(path: Path, verdict: Verdict) -> str:
+def _facts(path: Path, verdict: Verdict) -> dict[str, object]:
     term, round = verdict.done
-    return json.dumps(
-        {
-            "file": str(path),
-            "peer_id": verdict.accused,
-            "term": str(term),
-            "round": round,
-            "kind": verdict.kind,
-            "digest": verdict.digest.hex(),
-        }
-    )
+    return {
+        "file": str(path),
+        "peer_id": verdict.accused,
+        "term": str(term),
+        "round": round,
+        "kind": verdict.kind,
+        "digest": verdict.digest.hex(),
+    }

@@ -10,6 +10,7 @@ The commands themselves are imported in the midst of it, so that an interrupt en
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 import traceback
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.text import in_one_line
-from shoal.protocol.errors import ConfigError, DiskFull, LocalError, ShoalError
+from shoal.protocol.errors import ConfigError, DiskFull, LocalError, ShoalError, StorageError
 
 if TYPE_CHECKING:
     import typer
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 PANELS_COLUMNS = 120
 """A terminal that is narrower gets plain help: columns in panels would cut the names of options."""
+UNUSABLE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR),
+    *(errno.EIO, errno.ENOSPC, errno.EDQUOT),
+)
+"""Errors of a file that lie with its name, its mode or its disk: not with this program."""
 OF_THE_LABORATORY = frozenset({"bench", "campaign", "chaos", "explore", "simulate", "soak"})
 """Commands that another distribution adds (`shoal.commands` among its entry points)."""
 
@@ -83,7 +89,7 @@ def _explain(error: BaseException) -> int:
     """Say on stderr what went wrong: one line for what is foreseen, a traceback for a bug. Returns the exit code."""
     from shoal.node.control_client import NodeNotRunning
 
-    causes = list(_leaves(error))
+    causes = [_of_the_machine(cause) for cause in _leaves(error)]
     bugs = [cause for cause in causes if not isinstance(cause, ShoalError | KeyboardInterrupt)]
     bugs += [cause for cause in causes if isinstance(cause, LocalError)]
     if bugs:
@@ -94,6 +100,17 @@ def _explain(error: BaseException) -> int:
             wrong_usage = isinstance(cause, ConfigError) and not isinstance(cause, NodeNotRunning | DiskFull)
             return _complain(str(cause), WRONG_USAGE if wrong_usage else FAILED)
     return INTERRUPTED
+
+
+def _of_the_machine(error: BaseException) -> BaseException:
+    """`error`, or, where a file cannot be used as a user wants it, one that says so; without a name it is stdout."""
+    if not isinstance(error, OSError) or error.errno not in UNUSABLE:
+        return error
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"cannot write {error.filename or 'the output'}: {error.strerror}; free some space")
+    if error.filename is None:
+        return error
+    return StorageError(f"cannot use {error.filename}: {error.strerror}; check the path, its mode and the disk")
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -18,7 +18,7 @@ from shoal.testnet.progress import (
     RoundDone,
     StepDone,
 )
-from shoal.testnet.reports.report import FaultReport, Report, absences, digests_word, ok
+from shoal.testnet.reports.report import FaultReport, Report, absences, crashes, digests_word, ok
 from shoal.testnet.scenario import Fault, whom
 
 UNVERIFIED_SHOWN = 5
@@ -140,7 +140,7 @@ def _failures(report: Report) -> list[str]:
         reasons.append("nodes applied values that are not the mean of what was contributed")
     if report.digests_equal is False:
         reasons.append("nodes do not hold the same state")
-    reasons += absences(report)
+    reasons += absences(report) + crashes(report)
     reasons += [f"unverified: {in_one_line(text)}" for text in report.unverified[:UNVERIFIED_SHOWN]]
     if any(fault.at_s is None or fault.error is not None for fault in report.faults):
         reasons.append("not all faults could be injected")

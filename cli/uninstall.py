@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -35,10 +36,10 @@ def uninstall(
     for path in others_in(data_dir):
         typer.echo(f"not Shoal's, and stays: {escaped(str(path))}")
     if found and not remove:
-        where = f" --data-dir {data_dir}" if data_dir != DEFAULT_DATA_DIR else ""
+        where = f" --data-dir {escaped(shlex.quote(str(data_dir)))}" if data_dir != DEFAULT_DATA_DIR else ""
         typer.echo(f"remove it: `shoal uninstall --remove{where}`, with --keys the keys too")
     if not found and not remove:
-        typer.echo(f"nothing of Shoal's lies in {data_dir}")
+        typer.echo(f"nothing of Shoal's lies in {escaped(str(data_dir))}")
     alone = f"looked at {escaped(str(data_dir))} alone"
     typer.echo(f"{alone}; of a node that ran elsewhere: `shoal uninstall --data-dir FOLDER`")
     for path, removal in set_up_beside():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -213,8 +214,8 @@ def _retire_predecessor(data_dir: Path) -> None:
         probe.settimeout(1.0)
         probe.connect(str(path))
         raise ConfigError(
-            f"a node is already running on {data_dir}; stop it with `shoal leave --data-dir {data_dir}` "
-            "or choose another --data-dir"
+            f"a node is already running on {data_dir}; stop it with "
+            f"`shoal leave --data-dir {shlex.quote(str(data_dir))}` or choose another --data-dir"
         )
     if path.is_socket():
         _remove(path)

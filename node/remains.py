@@ -28,11 +28,14 @@ KEYS: Final = {
     "node.key": "this node's identity",
     "node.key.*": "the identity of an earlier node here",
     "authority.key": "the authority's key: there is no other",
+    "relay.key": "the identity of a relay",
+    "relay.libp2p-key": "the identity of a relay, as its daemon reads it",
 }
 FILES: Final = {
     "agreement.log": "what this node promised",
     "chain.log": "the certificates of all rounds",
     "*.damaged": "a log as it was when damage was found",
+    "*.partial": "a file that a node did not live to write",
     "boot": "how often a node started here",
     "name": "the name that --name gave it",
     "swarm": "which swarm it is of",
@@ -116,7 +119,7 @@ def remove_remains(data_dir: Path, *, keys: bool) -> list[Remains]:
     with disk_errors(data_dir):
         if is_there:
             (data_dir / "lock").unlink(missing_ok=True)
-        if data_dir.is_dir() and not any(data_dir.iterdir()):
+        if data_dir.is_dir() and not data_dir.is_symlink() and not any(data_dir.iterdir()):
             data_dir.rmdir()
     return wanted
 

@@ -187,11 +187,15 @@ def _truth(
     contributions: dict[PeerId, bytes] = {}
     for place in needed:
         peer = plan.participants[place].peer
-        encoded = _contribution(plan, place, witnesses, term)
-        if encoded is None:
+        stored = _contribution(plan, place, witnesses, term)
+        if stored is None:
             errors.append(f"round {number}: there is no contribution of {peer} such as the plan names")
-        else:
-            contributions[peer] = encoded
+            continue
+        contributions[peer] = b"".join(stored.chunks)
+        if stored.tokens < plan.participants[place].tokens:
+            errors.append(f"round {number}: the plan says that {peer} trained on more tokens than it did")
+    if not _weighs_tokens(plan):
+        errors.append(f"round {number}: the plan's weights are not as its tokens")
     if len(contributions) < len(needed):
         return None
     try:
@@ -201,8 +205,8 @@ def _truth(
         return None
 
 
-def _contribution(plan: Plan, place: int, witnesses: Sequence[Witness], term: str) -> bytes | None:
-    """The encoded chunks that a participant committed to, joined; None if nobody kept them.
+def _contribution(plan: Plan, place: int, witnesses: Sequence[Witness], term: str) -> StoredContribution | None:
+    """The contribution that a participant committed to; None if nobody kept it.
 
     A node that came back within a round may have kept more than one contribution; the plan's root tells which counts.
     """
@@ -213,13 +217,19 @@ def _contribution(plan: Plan, place: int, witnesses: Sequence[Witness], term: st
         for path in sorted(_folder(witness, term, plan.round).glob("contribution*")):
             try:
                 stored = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
-            except RemoteError:
+            except (OSError, RemoteError):
                 continue
             shape = (stored.codec, stored.numel, stored.chunk_values)
             root = merkle_root([chunk_hash(chunk) for chunk in stored.chunks])
             if shape == (plan.codec, plan.numel, plan.chunk_values) and root == participant.root:
-                return b"".join(stored.chunks)
+                return stored
     return None
+
+
+def _weighs_tokens(plan: Plan) -> bool:
+    """True if all weights are to each other as the tokens, which the plan may have capped."""
+    weighty = [plan.participants[place] for place in plan.contributors()]
+    return all(one.weight * weighty[0].tokens == weighty[0].weight * one.tokens for one in weighty)
 
 
 def _differences(account: _Account, truth: Reference, errors: list[str]) -> int:

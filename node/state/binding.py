@@ -7,6 +7,7 @@ swarm, takes the folder over. What a start may leave of no round is named here: 
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection
 from contextlib import suppress
@@ -22,7 +23,8 @@ from shoal.protocol.wire import SwarmId
 
 SWARM_NAME: Final = "swarm"
 STAYS: Final = (
-    *("node.key", "node.key.*", "authority.key", "boot", "name", SWARM_NAME, "swarm.toml", "lock", "elsewhere"),
+    *("node.key", "node.key.*", "authority.key", "relay.*key"),
+    *("boot", "name", SWARM_NAME, "swarm.toml", "lock", "elsewhere"),
     *("invite", "checkpoint", "revocations", "events*.jsonl", "daemon.log", "dashboard.token"),
     *("control.sock", "control.path", "trainer.sock"),
 )
@@ -38,7 +40,7 @@ def bound_to(folder: Path) -> str | None:
     """
     with disk_errors(folder):
         path = folder / SWARM_NAME
-        return path.read_text().strip() if path.exists() and _has_rounds(folder) else None
+        return _swarm_in(path) if path.exists() and _has_rounds(folder) else None
 
 
 def check_free_for(folder: Path, swarm: SwarmId, *, founders: Collection[str] = ()) -> None:
@@ -65,7 +67,7 @@ def bind(folder: Path, manifest: Manifest) -> None:
     check_free_for(folder, manifest.swarm_id, founders=manifest.swarm.founders)
     path = folder / SWARM_NAME
     with disk_errors(folder):
-        if not path.exists() or path.read_text().strip() != manifest.swarm_id.hex():
+        if not path.exists() or path.read_bytes().strip() != manifest.swarm_id.hex().encode():
             for stale in (folder / name for name in GOES):
                 if stale.is_dir():
                     shutil.rmtree(stale)
@@ -73,6 +75,14 @@ def bind(folder: Path, manifest: Manifest) -> None:
                     stale.unlink(missing_ok=True)
             write_atomically(path, manifest.swarm_id.hex().encode())
     write_atomically(folder / "swarm.toml", render_manifest(manifest).encode())
+
+
+def _swarm_in(path: Path) -> str:
+    """The SwarmId in a file, in hex. Raises ConfigError where it is damaged, OSError."""
+    known = path.read_text("ascii", errors="replace").strip()
+    if not re.fullmatch("[0-9a-f]{64}", known):
+        raise ConfigError(f"{path} is damaged; write the swarm's id into it, as `shoal status` shows it at a member")
+    return known
 
 
 def _has_rounds(folder: Path) -> bool:

@@ -49,6 +49,7 @@ import fcntl
 import io
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -489,8 +490,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
-                f"a node is already running on {folder}; stop it with `shoal leave --data-dir {folder}` or choose "
-                "another --data-dir"
+                f"a node is already running on {folder}; stop it with "
+                f"`shoal leave --data-dir {shlex.quote(str(folder))}` or choose another --data-dir"
             ) from None
         yield
 

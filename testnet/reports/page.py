@@ -22,7 +22,7 @@ from shoal.testnet.reports.page_parts import (
     timeline,
 )
 from shoal.testnet.reports.plot import loss_points
-from shoal.testnet.reports.report import FaultReport, NodeReport, Report, absences, digests_word, ok
+from shoal.testnet.reports.report import FaultReport, NodeReport, Report, absences, crashes, digests_word, ok
 from shoal.testnet.scenario import whom
 
 CALM = frozenset({"continue", "heal", "join", "leave"})
@@ -65,7 +65,7 @@ def _verdict(report: Report) -> str:
         f"{report.wrong_values} wrong values, digests {digests_word(report, 'not equal')}, "
         f"{report.wall_s:.1f} s."
     )
-    notes = [*absences(report), *report.unverified, *([report.trouble] if report.trouble else [])]
+    notes = [*absences(report), *crashes(report), *report.unverified, *([report.trouble] if report.trouble else [])]
     items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
     return f'<p class="verdict">{word} {escaped(facts)}</p>' + (f"<ul>{items}</ul>" if items else "")
 

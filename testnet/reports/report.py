@@ -1,8 +1,8 @@
 """Report of a testnet, `report.json`: what was done, what came of it, and whether it was right.
 
 `ok` is the exit rule: all rounds certified, no forks, no wrong values, equal digests, and nobody that no fault struck
-missed a round; and besides, every fault of the scenario really happened and nothing was left unverified, for else the
-zeros would mean little.
+missed a round; and besides, no node ended by itself, every fault of the scenario really happened and nothing was left
+unverified, for else the zeros would mean little.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ def ok(report: Report) -> bool:
         and report.wrong_values == 0
         and report.digests_equal is not False
         and not report.unaffected_absent
+        and not crashes(report)
         and not report.unverified
         and all(fault.at_s is not None and fault.error is None for fault in report.faults)
     )
@@ -164,6 +165,13 @@ def absences(report: Report) -> list[str]:
     """Tell who missed rounds although no fault struck it, each in a line."""
     nodes = {node.index: node for node in report.nodes}
     return [f"no fault struck node {index}, and it {_absence(nodes[index])}" for index in report.unaffected_absent]
+
+
+def crashes(report: Report) -> list[str]:
+    """Tell who ended by itself at last, though its disk was not made full, each in a line."""
+    full = {fault.node for fault in report.faults if fault.kind == "full"}
+    ended = [node.index for node in report.nodes if node.outcome == "crashed" and node.index not in full]
+    return [f"node {index} ended by itself; see nodes/{index}/log.txt" for index in ended]
 
 
 def _absence(node: NodeReport) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.cli.main import execute
@@ -58,6 +59,15 @@ def test_loss_has_the_digits_that_matter(
     monkeypatch.setattr(checkpoint_export, "evaluate_by_workload", lambda *given, **more: 0.00045670237)
     assert execute(["evaluate", str(checkpoint)]) == 0
     assert capsys.readouterr().out.startswith("0.0004567 mean squared error: round 2, digest ")
+
+
+def test_loss_that_is_no_number_is_null_in_the_document(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_export, "evaluate_by_workload", lambda *given, **more: float("nan"))
+    assert execute(["evaluate", str(checkpoint), "--json"]) == 0
+    told = msgspec.json.decode(capsys.readouterr().out)
+    assert (told["round"], told["metric"], told["loss"]) == (2, "mean squared error", None)
 
 
 def checkpoint_of(folder: Path, workload: str) -> Path:

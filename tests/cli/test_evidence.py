@@ -44,6 +44,20 @@ def test_evidence_that_holds_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert document["digest"] == digest_of(file.read_bytes()).hex()
 
 
+def test_what_several_files_prove_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest, file = write_evidence(tmp_path)
+    other = tmp_path / "none\n"
+    other.write_bytes(b"no proof")
+    assert execute(["evidence", str(file), str(other), str(file), "--manifest", str(manifest), "--json"]) == 1
+    out, err = capsys.readouterr()
+    first, second, third = json.loads(out)
+    assert first == third
+    assert (first["file"], first["kind"], second["file"]) == (str(file), "doublevote", str(other))
+    assert_one_line(err, second["error"])
+    assert execute(["evidence", str(other), "--manifest", str(manifest), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == second
+
+
 def test_evidence_that_proves_nothing_is_said_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest, file = write_evidence(tmp_path)
     file.write_bytes(file.read_bytes().replace(LIAR.peer_id.encode(), LIAR.peer_id[::-1].encode()))

@@ -193,6 +193,27 @@ def test_bug_prints_its_traceback_and_fails(
     assert err.splitlines()[-1].endswith("Error: the bug")
 
 
+@pytest.mark.parametrize("command", ["verify", "evaluate", "report", "export --out OUT", "card --data-dir", "init -o"])
+def test_path_that_cannot_be_looked_at_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert execute([*command.split(), "n" * 300]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(
+        r"shoal: cannot use n{300}\S*: File name too long; check the path, its mode and the disk\n", err
+    )
+
+
+def test_output_that_finds_no_room_is_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "shoal.cli.main", "uninstall", "--data-dir", "none"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "shoal: cannot write the output: No space left on device; free some space\n"
+
+
 def test_process_starts_without_heavy_imports(tmp_path: Path) -> None:
     heavy = ("trio", "torch", "numpy", "libp2p", "matplotlib", "rich")
     code = (

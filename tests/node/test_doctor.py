@@ -124,6 +124,13 @@ def test_a_disk_that_cannot_be_written_is_found() -> None:
     assert (check.ok, "--data-dir" in check.remedy) == (False, True)
 
 
+def test_a_disk_that_is_read_only_is_found(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        check = doctor.disk_speed(disk)
+    assert (check.ok, check.detail) == (False, f"{disk} cannot be written: Read-only file system")
+
+
 def test_a_broken_lane_is_found() -> None:
     def broken() -> float:
         raise NetworkError("the lane ended")
@@ -217,7 +224,7 @@ def test_who_may_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "make one with `shoal id`" in doctor.membership(manifest, stranger).remedy
     Identity.load_or_create(stranger / "node.key")
     assert "shoal invite" in doctor.membership(manifest, stranger).remedy
-    (tmp_path / "founder" / "swarm").write_text("another")
+    (tmp_path / "founder" / "swarm").write_text("a0" * 32)
     assert doctor.membership(manifest, tmp_path / "founder").ok
     (tmp_path / "founder" / "agreement.log").write_bytes(b"a promise")
     assert "another --data-dir" in doctor.membership(manifest, tmp_path / "founder").remedy

@@ -174,6 +174,29 @@ def test_what_removes_the_program_is_what_is_there(monkeypatch: pytest.MonkeyPat
     assert (f"`rm -r {sys.prefix}`" in told) is (base != sys.prefix)
 
 
+def test_what_a_killed_node_was_writing_and_keys_of_a_relay_are_shoals_and_a_link_to_the_folder_stays(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name in ("boot.partial", "relay.key", "relay.libp2p-key"):
+        (folder / name).write_bytes(b"x")
+    assert [path.name for path in others_in(folder)] == ["node.keys", "notes.txt"]
+    assert {"relay.key", "relay.libp2p-key"} <= {one.path.name for one in find_remains(folder) if one.is_key}
+    for path in others_in(folder):
+        path.unlink()
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert execute(["uninstall", "--remove", "--keys", "--data-dir", str(link)]) == 0
+    assert [*folder.iterdir()] == []
+
+
+def test_command_to_remove_it_can_be_pasted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = folder.rename(folder.with_name("my \x1b[31m; data"))
+    assert execute(["uninstall", "--data-dir", str(odd)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("remove it: "))
+    quoted = str(odd).replace("\x1b", "\\x1b")
+    assert line == f"remove it: `shoal uninstall --remove --data-dir '{quoted}'`, with --keys the keys too"
+
+
 def test_command_where_there_is_nothing_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

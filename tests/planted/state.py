@@ -6,6 +6,12 @@ from tests.planted.bugs import Bug, bug
 
 STATE: tuple[Bug, ...] = (
     bug(
+        "a damaged id of the swarm is taken for another's",
+        "tests/node/state/test_binding.py::test_damaged_id_of_the_swarm_is_told_and_not_taken_for_that_of_another",
+        'if not re.fullmatch("[0-9a-f]{64}", known):',
+        "if False:",
+    ),
+    bug(
         "a damaged file of forks is read as one without any",
         "tests/protocol/test_fork_watch.py::test_certificate_for_a_decided_round_stops_the_node_and_is_kept_and_passed_on",
         'raise RemoteError("its bytes are not those that were written")',
@@ -708,6 +714,23 @@ STATE: tuple[Bug, ...] = (
         "self._show_phase()",
     ),
     bug(
+        "a partner that withdrew is fetched from while the next one is sought",
+        "tests/node/gossip/test_engine.py"
+        "::test_what_is_fetched_ends_when_it_is_wanted_no_more_and_nothing_begins_that_is_not",
+        """
+        self._exchanging = wanted
+        self._fetching.cancel()
+        """,
+        "self._exchanging = wanted",
+    ),
+    bug(
+        "what a node no longer wants to fetch is begun once another fetch is over",
+        "tests/node/gossip/test_engine.py"
+        "::test_what_is_fetched_ends_when_it_is_wanted_no_more_and_nothing_begins_that_is_not",
+        "self._exchanging = wanted\n",
+        "self._exchanging = wanted or self._exchanging\n",
+    ),
+    bug(
         "a newcomer to a gossip begins on whoever names the highest round",
         "tests/node/gossip/test_start.py::test_who_names_a_round_far_from_the_others_is_passed_over",
         "median = statistics.median_low(counted.values())",
@@ -725,6 +748,12 @@ STATE: tuple[Bug, ...] = (
         "tests/node/gossip/test_start.py::test_the_only_one_that_is_there_is_begun_on_once_others_had_their_time",
         "if heard_all or now >= self._decides_at:",
         "if True:",
+    ),
+    bug(
+        "a stranger that answers first is begun on though founders may answer",
+        "tests/node/gossip/test_start.py::test_a_founder_that_answers_after_a_stranger_is_begun_on",
+        "HEAR_S if peer in self._others else FOUNDERS_S",
+        "HEAR_S",
     ),
     bug(
         "a newcomer to a gossip begins on weights that are not finite",

@@ -26,6 +26,25 @@ TESTNET: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "a verdict that forgets who ended by itself",
+        "tests/testnet/reports/test_report.py"
+        "::test_a_node_that_ended_by_itself_does_not_pass_though_it_missed_nothing_and_may_where_its_disk_was_full",
+        "and not crashes(report)",
+        "",
+    ),
+    bug(
+        "a check of the testnet that believes the plan's tokens",
+        "tests/testnet/test_check.py::test_check_refuses_weights_that_are_not_as_the_tokens_that_were_contributed",
+        "if stored.tokens < plan.participants[place].tokens:",
+        "if False:",
+    ),
+    bug(
+        "a check of the testnet that believes the plan's weights",
+        "tests/testnet/test_check.py::test_check_refuses_weights_that_are_not_as_the_tokens_that_were_contributed",
+        "if not _weighs_tokens(plan):",
+        "if False:",
+    ),
+    bug(
         "a throttle does not end with its time",
         "tests/testnet/test_throttle.py::test_a_throttle_ends_with_its_time_and_its_node_goes_on",
         "swarm.node(fault.target).throttle(None)",

@@ -254,6 +254,32 @@ def test_check_refuses_a_plan_that_names_a_participant_twice(tmp_path: Path) -> 
     assert "round 1: the plan names a participant twice" in checked(tmp_path).errors
 
 
+def rewrite_plan(root: Path, *participants: Participant) -> None:
+    for node in range(3):
+        plan = msgspec.msgpack.decode(round_file(root, node, "plan").read_bytes(), type=Plan)
+        other = msgspec.structs.replace(plan, participants=participants)
+        round_file(root, node, "plan").write_bytes(canonical(other))
+        body = msgspec.msgpack.decode(round_file(root, node, "finals").read_bytes())
+        round_file(root, node, "finals").write_bytes(msgspec.msgpack.encode(body | {"plan": other.hash}))
+
+
+def test_check_refuses_weights_that_are_not_as_the_tokens_that_were_contributed(tmp_path: Path) -> None:
+    write_round(tmp_path)
+    plan = msgspec.msgpack.decode(round_file(tmp_path, 0, "plan").read_bytes(), type=Plan)
+    first, *others = plan.participants
+    rewrite_plan(tmp_path, msgspec.structs.replace(first, tokens=99), *others)
+    assert checked(tmp_path).errors == ("round 1: the plan's weights are not as its tokens",)
+    second = msgspec.structs.replace(others[0], tokens=360)
+    rewrite_plan(tmp_path, msgspec.structs.replace(first, tokens=120), second, others[1])
+    assert checked(tmp_path).errors == tuple(
+        f"round 1: the plan says that {peer} trained on more tokens than it did" for peer in PEERS[:2]
+    )
+    rewrite_plan(
+        tmp_path, msgspec.structs.replace(first, tokens=80), msgspec.structs.replace(second, tokens=240), others[1]
+    )
+    assert (checked(tmp_path).wrong_values, checked(tmp_path).errors) == (0, ())  # capped
+
+
 def test_peer_ids_are_in_plan_order() -> None:
     assert len(set(PEERS)) == 3
     assert all(isinstance(peer, str) and peer.startswith(PeerId("12D3Koo")) for peer in PEERS)

@@ -71,6 +71,23 @@ def test_promise_binds_a_folder_to_its_swarm(tmp_path: Path, manifests: tuple[Ma
     assert not other.exists()
 
 
+@pytest.mark.parametrize("damaged", [b"", b"\xf0\x00", b"0e28ac0feb0d"])
+def test_damaged_id_of_the_swarm_is_told_and_not_taken_for_that_of_another(
+    tmp_path: Path, manifests: tuple[Manifest, Manifest], damaged: bytes
+) -> None:
+    folder, (first, _) = tmp_path / "one", manifests
+    started(folder, first)
+    (folder / "swarm").write_bytes(damaged)
+    bind(folder, first)
+    with Store(folder) as store:
+        store.persist(DurableRecord(kind="ready", term=Term(), round=1))
+    (folder / "swarm").write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"/swarm is damaged; write the swarm's id into it"):
+        bind(folder, first)
+    (folder / "swarm").write_text(first.swarm_id.hex())
+    bind(folder, first)
+
+
 OF_ROUNDS = (*sorted({*FILES} - {*STAYS, *GOES, "state"}), "state/1.safetensors", "of a later release")
 
 

@@ -25,7 +25,7 @@ from shoal.testnet.check import Check, RoundCheck
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Entry
-from shoal.testnet.reports.report import Report, absences, make_report, ok, to_json
+from shoal.testnet.reports.report import Report, absences, crashes, make_report, ok, to_json
 from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settled_rounds
 from shoal.testnet.scenario import Fault, Scenario
 
@@ -236,6 +236,17 @@ def test_a_node_that_ended_by_itself_missed_what_came_after() -> None:
     made = make_report(replace(ended, nodes=(*ended.nodes[:3], facts(3, "crashed"))), check())
     assert absences(made) == ["no fault struck node 3, and it ended by itself and missed rounds 4, 5"]
     assert not ok(made)
+
+
+def test_a_node_that_ended_by_itself_does_not_pass_though_it_missed_nothing_and_may_where_its_disk_was_full() -> None:
+    ended = replace(run_record(), nodes=(*run_record().nodes[:3], facts(3, "crashed")))
+    made = make_report(ended, check())
+    assert (made.unaffected_absent, crashes(made)) == ((), ["node 3 ended by itself; see nodes/3/log.txt"])
+    assert not ok(made)
+    back = FaultRecord(fault=Fault(kind="restart", node=3, round=2), at=BEGAN + 4.0, done=True)
+    full = FaultRecord(fault=Fault(kind="full", node=3, round=2), at=BEGAN + 4.0, done=True)
+    assert not ok(make_report(replace(ended, faults=(kill(), back)), check()))
+    assert ok(make_report(replace(ended, faults=(kill(), full)), check()))
 
 
 def test_who_was_struck_or_left_may_miss_rounds_and_who_came_later_those_before() -> None:
