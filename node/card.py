@@ -20,7 +20,7 @@ from shoal.node.gave import Gave
 from shoal.node.keys import NODE_KEY_NAME
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import scan_log
-from shoal.node.state.checkpoint_check import BadCheckpoint, read_chain
+from shoal.node.state.checkpoint_check import read_chain
 from shoal.node.state.store import disk_errors
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError
@@ -61,7 +61,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def make_card(data_dir: Path) -> Card:
     """The card of the node whose data folder this is, signed by its key.
 
-    Raises ConfigError if there is no key, no chain, or no certified round in which it was listed; StorageError.
+    Raises ConfigError if there is no key, or no certified round in which it was listed; BadCheckpoint for a chain that
+    is damaged, or not there; StorageError.
     """
     toml = data_dir / "swarm.toml"
     if not toml.exists():
@@ -71,7 +72,7 @@ def make_card(data_dir: Path) -> Card:
         raise ConfigError(
             f"with strategy {manifest.strategy.name} nothing is certified; a card must have certified rounds"
         )
-    identity, chain = Identity.load(data_dir / NODE_KEY_NAME), _chain(data_dir)
+    identity, chain = Identity.load(data_dir / NODE_KEY_NAME), read_chain(data_dir)
     listed = _listed(chain, identity.peer_id)
     if not listed:
         raise ConfigError(f"no certified round in {data_dir} lists this node; wait for one to which it contributed")
@@ -109,12 +110,12 @@ def parse_card(data: bytes, path: Path) -> Card:
 def problems_of(card: Card, folder: Path) -> list[str]:
     """Objections to a card, by the chain in a checkpoint or a data folder of its swarm; none if it holds.
 
-    Raises ConfigError if the folder has no chain, or one that ends before the card.
+    Raises ConfigError if the folder's chain ends before the card; BadCheckpoint for one that is damaged, or not there.
     """
     problems = []
     if not _is_signed(card):
         problems.append(f"the signature is not that of {card.peer}")
-    chain = _chain(folder)
+    chain = read_chain(folder)
     if load_manifest(folder / "swarm.toml").swarm_id.hex() != card.swarm:
         return [*problems, "it is of another swarm"]
     if chain.standing.state_round < card.last:
@@ -134,13 +135,6 @@ def _is_signed(card: Card) -> bool:
         return verify(card.peer, DOMAIN, card.preimage, bytes.fromhex(card.signature))
     except ValueError:
         return False
-
-
-def _chain(folder: Path) -> Chain:
-    try:
-        return read_chain(folder)
-    except BadCheckpoint as error:
-        raise ConfigError(str(error)) from None
 
 
 def _listed(chain: Chain, peer: PeerId) -> Sequence[Value]:

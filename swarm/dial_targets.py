@@ -9,6 +9,8 @@ A record is signed by its peer, which may put any address into it, and only a ha
 * Loopback is tried only of a peer that names nothing but this machine's own addresses. So is the unspecified address,
   which leads there too; and what an IPv6 address has of an IPv4 one in it is taken for that one.
 * Private addresses of networks in which this machine is not are tried only of a peer that names no public one.
+* A name that others gave is dialled where it leads, as far as its peer may be there by the same rules, and counts there
+  too: so whoever has it lead elsewhere a moment later gains nothing.
 
 For an address through a relay that is not connected the relay's own address counts.
 """
@@ -20,8 +22,8 @@ from collections.abc import Sequence
 
 import trio
 
-from shoal.protocol.address import Address, CircuitAddress, parse_any
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.address import Address, CircuitAddress, format_address, parse_address, parse_any
+from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.limits import Rates
 from shoal.swarm.reaching.networks import (
     in_dialling_order,
@@ -66,15 +68,40 @@ class DialTargets:
         self._targets.forget(self._target(address))
         self._hosts.forget(machine_at(_direct(address).host))
 
+    def is_name_of_others(self, address: Address | CircuitAddress) -> bool:
+        """True if the host is a DNS name, and not one that this node's user gave."""
+        host = _direct(address).host
+        return _is_name(host) and host not in self._named
+
     def _target(self, address: Address | CircuitAddress) -> tuple[str, int]:
-        direct = _direct(address)
-        if _is_name(direct.host) and direct.host not in self._named:
+        if self.is_name_of_others(address):
             return _ANY_NAME
+        direct = _direct(address)
         return machine_at(direct.host), direct.port
+
+
+async def places_of(address: Address, beside: Sequence[str]) -> list[Address]:
+    """Where a name leads that others gave, as far as its peer may be there, of which the addresses `beside` are said.
+
+    Raises NetworkError if it leads nowhere.
+    """
+    try:
+        found = await trio.socket.getaddrinfo(address.host, address.port, type=trio.socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:  # the latter for what no name of a machine can be
+        raise NetworkError(f"no machine is found by the name {address.host}: {error}") from error
+    hosts = dict.fromkeys(str(place[0]) for *_, place in found if "%" not in str(place[0]))
+    texts = [format_address(host, address.port, address.peer) for host in hosts]
+    kept = set(_possible([*filter(_host, beside), *texts]))
+    return [parse_address(text) for text in in_dialling_order(texts) if text in kept][:ADDRESSES_LIMIT]
 
 
 def worth_dialling(addresses: Sequence[str]) -> tuple[str, ...]:
     """Of what one peer is said to have, what is tried, in that order. What is no address is left in."""
+    return in_dialling_order(_possible(addresses))[:ADDRESSES_LIMIT]
+
+
+def _possible(addresses: Sequence[str]) -> list[str]:
+    """Those of a peer's addresses at which it can be, as far as all of them together show that."""
     hosts = {host for text in addresses if (host := _host(text)) is not None}
     mine = own_hosts() if any(is_loopback(host) for host in hosts) else frozenset[str]()
     here = all(is_loopback(host) or host in mine for host in hosts)
@@ -88,8 +115,7 @@ def worth_dialling(addresses: Sequence[str]) -> tuple[str, ...]:
             return here
         return not (public and is_private(host)) or any(ipaddress.ip_address(host) in network for network in networks)
 
-    kept = [text for text in addresses if may(_host(text))]
-    return in_dialling_order(kept)[:ADDRESSES_LIMIT]
+    return [text for text in addresses if may(_host(text))]
 
 
 def _direct(address: Address | CircuitAddress) -> Address:

@@ -27,7 +27,7 @@ from shoal.protocol.address import Address, CircuitAddress, ListenAddress, parse
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import incoming, transport
-from shoal.swarm.dial_targets import DialTargets, worth_dialling
+from shoal.swarm.dial_targets import DialTargets, places_of, worth_dialling
 from shoal.swarm.gossip import Gossip, GossipMessage
 from shoal.swarm.limits import (
     CONNECTION_LIMIT,
@@ -288,7 +288,7 @@ class Host:
                 silent.add(RELAYED if isinstance(address, CircuitAddress) else address.host)
                 continue
             try:
-                await self._network.dial(address, deadline_s=max(share_s, 0), handshake_s=handshake_s)
+                await self._dial_where_it_leads(address, addresses, max(share_s, 0), handshake_s)
                 self._targets.reached(address)
                 return
             except NetworkError as error:
@@ -304,6 +304,30 @@ class Host:
             silent=frozenset(silent - refused),
             is_busy=is_busy,
         )
+
+    async def _dial_where_it_leads(
+        self, address: Address | CircuitAddress, beside: Sequence[str], deadline_s: float, handshake_s: float | None
+    ) -> None:
+        """Dial one address of a peer; a name that others gave, where it leads and the peer may be. As `dial_peer`."""
+        needs_no_look = address.peer in self.connected() or not self._targets.is_name_of_others(address)
+        if isinstance(address, CircuitAddress) or needs_no_look:
+            await self._network.dial(address, deadline_s=deadline_s, handshake_s=handshake_s)
+            return
+        ends_at = trio.current_time() + deadline_s
+        failure = NetworkError(f"{address.host} leads nowhere that {address.peer} may be, or was not found in time")
+        places: list[Address] = []
+        with trio.move_on_at(ends_at):
+            places = await places_of(address, beside)
+        for tried, place in enumerate(places):
+            if self._targets.may_dial(place):
+                share_s = (ends_at - trio.current_time()) / (len(places) - tried)
+                try:
+                    await self._network.dial(place, deadline_s=max(share_s, 0), handshake_s=handshake_s)
+                    self._targets.reached(place)
+                    return
+                except NetworkError as error:
+                    failure = error
+        raise failure
 
     async def take_over(self, stream: trio.SocketStream, peer: PeerId, *, dialled: bool) -> None:
         """Make of a TCP connection that is up already the one to `peer`, in the place of one through a relay.
@@ -351,6 +375,15 @@ class Host:
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection to `peer`, if any, without asking it (bounded). Cancellation: closed all the same."""
         await self._network.drop_peer(peer)
+
+    def connection(self, peer: PeerId) -> object | None:
+        """The connection to `peer` that there is now, to be told from one that takes its place, and for `close`."""
+        return self._network.connection(peer)
+
+    async def close(self, connection: object | None) -> None:
+        """Close this connection, and no other with its peer. As `disconnect`."""
+        if connection is not None:
+            await self._network.drop(connection)
 
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of the connection to a peer, None if there is none, or it is relayed."""

@@ -476,3 +476,7 @@ class Pace:
             await trio.sleep(wait_s)
         elif handled_s >= TURN_S:
             await trio.lowlevel.checkpoint()
+
+    def charge(self, handled_s: float) -> None:
+        """A message that was read a while ago took so long to handle: the next ones wait for it."""
+        self._handling.owe(handled_s, trio.current_time())

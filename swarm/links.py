@@ -67,8 +67,9 @@ MESSAGES_PROTOCOL = "/shoal/messages/1"
 QUEUE_LIMIT_MESSAGES = 1024  # waiting on one link; then it is dropped
 SENT_AT_ONCE_BYTES = 64 << 10
 """Of messages that wait, beside the last one of them."""
-HANDSHAKE_DEADLINE_S = 5.0
-"""From when somebody took a connection. This and those that follow are longer by what was late of late."""
+DIAL_HANDSHAKE_DEADLINE_S = 5.0
+"""From when somebody took a connection that this node dialled. This and those that follow are longer by what was late
+of late."""
 HELLO_DEADLINE_S = 5.0
 ADMISSION_DEADLINE_S = 5.0
 MAKING_LIMIT_S = 16.0
@@ -112,8 +113,11 @@ class Control(Protocol):
     async def open(self, peer: PeerId, protocol: str, *, deadline_s: float) -> MessageStream:
         """Open a stream."""
 
-    async def disconnect(self, peer: PeerId) -> None:
-        """Close all connections with a peer."""
+    def connection(self, peer: PeerId) -> object | None:
+        """The connection with a peer that there is now, to be told from one that takes its place."""
+
+    async def close(self, connection: object | None) -> None:
+        """Close this connection, and no other."""
 
     def own_host_of(self, peer: PeerId) -> str | None:
         """The IP address of this end of the connection to a peer, None if there is none, or it is relayed."""
@@ -136,6 +140,7 @@ class _Link:
 
     said_at: when the peer last said more than that it is alive, at first when the link came up. takes_part: it said
     something of a round. rests_since: infinity while it is up. unheard: it is parted from, and sent the last word.
+    connection: that over which it was made, whose end is its own.
     """
 
     peer: PeerId
@@ -143,6 +148,7 @@ class _Link:
     queue: trio.MemoryReceiveChannel[bytes | trio.Event]
     scope: trio.CancelScope
     pace: Pace
+    connection: object | None
     said_at: float
     takes_part: bool = False
     rests_since: float = math.inf
@@ -284,7 +290,7 @@ class Links:
                 await parted.wait()  # else the connection that is on its way out would seem to do
             began, made = trio.current_time(), False
             try:
-                handshake_s = self._deadline_s(HANDSHAKE_DEADLINE_S)
+                handshake_s = self._deadline_s(DIAL_HANDSHAKE_DEADLINE_S)
                 await self._host.dial_peer(peer, addresses, deadline_s=deadline_s, handshake_s=handshake_s)
                 await self._introduce(peer)
                 made = True
@@ -324,6 +330,11 @@ class Links:
         links = [self._links[hop] for hop in hops if hop in self._links]
         if links:
             self._post_all(links, message)
+
+    def charge(self, peer: PeerId, handled_s: float) -> None:
+        """Count time that a message of `peer` took after it was delivered: its next ones are read later for it."""
+        if (link := self._links.get(peer)) is not None:
+            link.pace.charge(handled_s)
 
     def broadcast(self, message: LinkMessage) -> None:
         """Queue a message for everyone whom it concerns; it is signed once.
@@ -454,7 +465,7 @@ class Links:
             if last_word_s:
                 await trio.sleep(last_word_s)  # what was sent is read before the connection is closed
                 link.scope.cancel()
-            await self._host.disconnect(peer)
+            await self._host.close(link.connection)
         finally:
             parted.set()
             if self._parting.get(peer) is parted:
@@ -473,7 +484,7 @@ class Links:
             raise NoPlaceLeft(f"{peer} is full: all of its links are taken; others are tried, and it again later")
         self._gate.welcomed(peer, answer)
         if not self._make_room(peer, dialled=True):
-            await self._host.disconnect(peer)
+            await self._host.close(self._host.connection(peer))
             raise self._no_place(peer)
         self._admit(peer)
 
@@ -508,28 +519,36 @@ class Links:
             self._admit(stream.peer)
         elif stream.peer not in self._turning_away:
             self._turning_away.add(stream.peer)
-            self._jobs.send_nowait(partial(self._turn_away, stream.peer))
+            self._jobs.send_nowait(partial(self._turn_away, stream.peer, self._host.connection(stream.peer)))
         if revocations is not None:
             await stream.send(canonical(revocations), deadline_s=deadline_s)
         await stream.aclose()
 
-    async def _turn_away(self, peer: PeerId) -> None:
+    async def _turn_away(self, peer: PeerId, connection: object | None) -> None:
         """Close the connection with a peer that was not welcome, unless it was admitted meanwhile."""
         await trio.sleep(REFUSAL_LINGER_S)
         self._turning_away.discard(peer)
         if not self.holds(peer):
-            await self._host.disconnect(peer)
+            await self._host.close(connection)
 
     def _admit(self, peer: PeerId) -> None:
+        if self._link_now(peer) is None:
+            self.drop(peer, "another connection took its place")
         if peer in self._links:
             return
         if (resting := self._resting.get(peer)) is not None:
             self._wake(resting)
             return
         outbox, queue = trio.open_memory_channel[bytes | trio.Event](QUEUE_LIMIT_MESSAGES)
-        link = _Link(peer, outbox, queue, trio.CancelScope(), Pace(self._refusals), said_at=trio.current_time())
+        pace, connection, now = Pace(self._refusals), self._host.connection(peer), trio.current_time()
+        link = _Link(peer, outbox, queue, trio.CancelScope(), pace, connection, said_at=now)
         self._jobs.send_nowait(partial(self._write_messages, link))
         self._up(link)
+
+    def _link_now(self, peer: PeerId) -> _Link | None:
+        """The link with a peer, or what rests of it, if it is over the connection that there is now."""
+        link = self._links.get(peer) or self._resting.get(peer)
+        return link if link is not None and link.connection is self._host.connection(peer) else None
 
     def _up(self, link: _Link) -> None:
         self._links[link.peer] = link
@@ -638,9 +657,9 @@ class Links:
     async def _read_messages(self, stream: MessageStream) -> None:
         """The incoming stream of one link, until it breaks."""
         with trio.move_on_after(self._deadline_s(ADMISSION_DEADLINE_S)):
-            while not self.holds(stream.peer):
+            while self._link_now(stream.peer) is None:
                 await self._admitted.wait()
-        link = self._links.get(stream.peer) or self._resting.get(stream.peer)
+        link = self._link_now(stream.peer)
         if link is None:
             raise RemoteError("sends messages without having been admitted", peer=stream.peer)
         why = "this node stops"

@@ -59,7 +59,7 @@ HEARTBEAT_DEADLINE_S = 15.0
 PINGS_WAITING_LIMIT = 16
 """Pings and answers of one connection that are yet to be written; beyond it the oldest is dropped."""
 CLOSE_DEADLINE_S = 2.0
-HANDSHAKE_DEADLINE_S = 10.0
+CONNECTION_HANDSHAKE_DEADLINE_S = 10.0
 """For Noise and yamux on a connection of any kind."""
 # What a socket is read for at once: libp2p's messages are that long at most, and frames are read in such pieces.
 READ_LIMIT_BYTES = 64 << 10

@@ -9,7 +9,8 @@
 
 A group that was pulled is kept and announced as held, so that a popular one does not load its origin alone. A server
 that is slow, absent or wrong is passed over, and left alone for a while. Per peer there are quotas of gossip messages,
-announcements and bytes served; what is refused is counted in `rejected` by reason, and nothing is raised for it.
+announcements and bytes served, groups and offers alike; what is refused is counted in `rejected` by reason, and nothing
+is raised for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import cache, partial
 from typing import Protocol
 
@@ -79,7 +80,7 @@ BUSY_PAUSE_S = 0.2
 MESSAGES_PER_S, MESSAGES_BURST = 10.0, 50.0
 """Of gossip, from one peer."""
 SERVED_BYTES_PER_S, SERVED_BURST_BYTES = float(8 << 20), float(16 << 20)
-"""To one peer."""
+"""To one peer, of groups and of offers."""
 ANSWER_LIMIT = 32
 """Chunks that are sent at once."""
 FETCH_LIMIT = 8
@@ -155,6 +156,7 @@ class RolloutExchange:
             missing=partial(self.book.missing, count=BATCH_LIMIT_ITEMS),
             take=self._caught_up,
             blame=self._reject,
+            send=self._send_news,
             beside_news=connections is not None,
         )
         self._news = OfferNews(boot=sealer.boot)
@@ -303,7 +305,13 @@ class RolloutExchange:
         request = decode_news_request(data, peer=stream.peer)
         if not self._takes_part(stream.peer):
             raise RemoteError("asks for news of a swarm that it is not in", peer=stream.peer)
-        await stream.send(canonical(self._news.answer(request)), deadline_s=CATCH_UP_DEADLINE_S)
+        await self._send_news(stream, canonical(self._news.answer(request)))
+
+    async def _send_news(self, stream: MessageStream, answer: bytes) -> None:
+        """Tell of offers, as long as the peer's quota of bytes lasts. Raises NetworkError; who asks does so again."""
+        if not self._served.take(stream.peer, trio.current_time(), REQUEST_COST_BYTES + len(answer)):
+            raise NetworkError(f"{stream.peer} asks for more than {SERVED_BYTES_PER_S:.0f} bytes/s")
+        await stream.send(answer, deadline_s=CATCH_UP_DEADLINE_S)
 
     async def _ask_for_news(self, connections: BriefConnections) -> None:
         """Ask one neighbour each period, until cancelled."""
@@ -526,14 +534,17 @@ class CatchUp:
         missing: Callable[[PeerId], CatchUpRequest],
         take: Callable[[PeerId, AnnouncementBatch], int],
         blame: Callable[[RolloutError], None],
+        send: Callable[[MessageStream, bytes], Awaitable[None]],
         beside_news: bool,
     ) -> None:
-        """`peers`: who may be asked and may ask. `take`: what to do with an answer; returns how many of it are news."""
+        """`peers`: who may be asked and may ask. `take`: what to do with an answer; returns how many of it are news.
+        `send`: sends one, within what its peer may have."""
         self._host = host
         self._protocol = protocol
         self._peers = peers
         self._take = take
         self._blame = blame
+        self._send = send
         self._machine = OfferCatchUp(boot=boot, missing=missing, beside_news=beside_news)
 
     def note(self, sequence: int, sealed: bytes, round_number: int) -> None:
@@ -578,4 +589,4 @@ class CatchUp:
             raise
         is_partner = stream.peer in self._peers()
         batch = self._machine.answer(request, trio.current_time()) if is_partner else AnnouncementBatch()
-        await stream.send(encode_batch(batch), deadline_s=CATCH_UP_DEADLINE_S)
+        await self._send(stream, encode_batch(batch))

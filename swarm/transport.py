@@ -29,7 +29,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.lanes.socket import reason_of
 from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import HALF_OPEN_LIMIT, Memory, PeerLimits
-from shoal.swarm.muxer import CLOSE_DEADLINE_S, FOREIGN_ERRORS, HANDSHAKE_DEADLINE_S, Muxer, Wire
+from shoal.swarm.muxer import CLOSE_DEADLINE_S, CONNECTION_HANDSHAKE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
 from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
 from shoal.swarm.reaching.circuits import Circuits, is_relayed
 
@@ -190,7 +190,7 @@ class Network(Swarm):  # type: ignore[misc]
         upgrader = _Upgrader(
             {NOISE: NoiseTransport(keys, noise_privkey=x25519_key_pair().private_key)},
             {TProtocol(YAMUX): Muxer},
-            negotiate_timeout=int(HANDSHAKE_DEADLINE_S),
+            negotiate_timeout=int(CONNECTION_HANDSHAKE_DEADLINE_S),
         )
         upgrader.memory = self.memory = memory
         self._connection_limit = connection_limit
@@ -200,8 +200,8 @@ class Network(Swarm):  # type: ignore[misc]
             high_watermark=connection_limit + HALF_OPEN_LIMIT,
             min_connections=0,
             low_watermark=0,
-            inbound_upgrade_timeout=HANDSHAKE_DEADLINE_S,
-            outbound_upgrade_timeout=HANDSHAKE_DEADLINE_S,
+            inbound_upgrade_timeout=CONNECTION_HANDSHAKE_DEADLINE_S,
+            outbound_upgrade_timeout=CONNECTION_HANDSHAKE_DEADLINE_S,
         )
         super().__init__(own_id, peerstore, upgrader, transports=[], connection_config=config)
         self.auto_connector = _NoAutoConnector(swarm=self)
@@ -221,7 +221,7 @@ class Network(Swarm):  # type: ignore[misc]
         """Shake hands with whoever connected; on any failure the socket is closed and nothing else happens."""
         muxer: Muxer | None = None
         wire = Wire(stream, self.memory)
-        with trio.move_on_after(HANDSHAKE_DEADLINE_S), self._tracked(wire):
+        with trio.move_on_after(CONNECTION_HANDSHAKE_DEADLINE_S), self._tracked(wire):
             try:
                 muxer = await self.upgrade_inbound_raw_conn(RawConnection(wire, False), None)
             except Exception as error:  # the boundary: a stranger sent whatever it pleased
@@ -344,7 +344,7 @@ class Network(Swarm):  # type: ignore[misc]
                 self.manager.run_task(muxed_conn.start)
                 await muxed_conn.confirm()
             elif str(self.self_id) < str(peer_id) and (dial := self._dials.get(peer_id)) is not None:
-                with trio.move_on_after(HANDSHAKE_DEADLINE_S / 2):
+                with trio.move_on_after(CONNECTION_HANDSHAKE_DEADLINE_S / 2):
                     await dial.wait()
             async with self._turn(peer_id):
                 await self._make_way(muxed_conn)
@@ -428,29 +428,33 @@ class Network(Swarm):  # type: ignore[misc]
 
     def rtt_s(self, peer: PeerId) -> float | None:
         """The smoothed round trip in seconds, None for a peer that is not connected."""
-        conn = self.link(ID.from_base58(peer))
+        conn = self.connection(peer)
         return None if conn is None else float(conn.muxed_conn.rtt())
 
     def ping(self, peer: PeerId, number: int) -> None:
         """Ask a peer over its connection, if there is one, whether it is there. Never waits."""
-        conn = self.link(ID.from_base58(peer))
+        conn = self.connection(peer)
         if conn is not None:
             conn.muxed_conn.ping(number)
 
     def host_of(self, peer: PeerId) -> str | None:
         """The IP address at the other end of the connection to a peer, None if there is none."""
-        conn = self.link(ID.from_base58(peer))
+        conn = self.connection(peer)
         return None if conn is None else _host_of(conn.muxed_conn)
 
     def own_host_of(self, peer: PeerId) -> str | None:
         """The IP address of this end of the connection to a peer, None if there is none, or it is relayed."""
-        conn = self.link(ID.from_base58(peer))
+        conn = self.connection(peer)
         return None if conn is None else conn.muxed_conn.secured_conn.wire.own_host
 
     def is_direct(self, peer: PeerId) -> bool:
         """True if a peer is connected, and not through a relay."""
-        conn = self.link(ID.from_base58(peer))
+        conn = self.connection(peer)
         return conn is not None and not is_relayed(conn.muxed_conn)
+
+    def connection(self, peer: PeerId) -> Any | None:
+        """The live connection to a peer, or None."""
+        return self.link(ID.from_base58(peer))
 
     def link(self, peer_id: ID) -> Any | None:
         """The live connection to a peer, or None."""
@@ -464,7 +468,7 @@ class Network(Swarm):  # type: ignore[misc]
     async def open_stream(self, peer: PeerId, protocol: str) -> NetStream:
         """A stream to a connected peer, agreed on `protocol`. Raises NetworkError. Cancellation resets it."""
         try:
-            conn = self.link(ID.from_base58(peer))
+            conn = self.connection(peer)
         except ValueError:
             raise NetworkError(f"{peer} is no PeerId") from None
         if conn is None:

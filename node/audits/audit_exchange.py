@@ -85,7 +85,7 @@ class Questions:
         """Ask a peer nothing of what waits."""
         self._pending.pop(peer, None)
 
-    async def ask(self, attempt: Callable[[Job], Awaitable[None]]) -> None:
+    async def ask(self, attempt: Callable[[Job], Awaitable[object]]) -> None:
         """Ask one question after the other, until cancelled; each of several tasks asks another peer."""
         while True:
             free = [peer for peer in self._pending if peer not in self._asked]

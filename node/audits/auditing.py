@@ -43,6 +43,7 @@ from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.contributions import Made
 from shoal.protocol.audit_messages import AUDIT_PROTOCOL, Charge
 from shoal.protocol.auditing import affordable, beacon, drawn, ticket
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.bans import named
 from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import Commitment, seal_of
@@ -65,7 +66,8 @@ CONTRIBUTIONS_LIMIT_BYTES = 1 << 30
 FINALS_KEPT = 2
 UNKNOWN_BYTES_PER_S = 1 << 24
 """An uplink's or downlink's rate, of which audits take their share, before a reduction measured it."""
-NEED_RETRY_S = 0.5
+NEED_RETRY_S, NEED_RETRY_LIMIT_S = 0.5, 16.0
+"""Between two goes at evidence that a proposed value names, at first and at most: there may be no room for it here."""
 NEED_LIMIT_S = 60.0
 """Time for which evidence is looked for that a proposed value names; with the next proposal it is looked for again."""
 ASKED_AT_ONCE = 3
@@ -145,14 +147,19 @@ class Auditing(RoundObserver):
         async for job in queue:
             await self._attempt(job)
 
-    async def _attempt(self, job: Job) -> None:
+    async def _attempt(self, job: Job) -> bool:
+        """Do a job; False if the disk did not let it be done."""
         try:
             await job()
-        except (NetworkError, RemoteError, StorageError) as error:
+        except (NetworkError, RemoteError) as error:
             logger.info("%s", error)
-            if isinstance(error, StorageError) and not self._disk_is_told:
+        except StorageError as error:
+            logger.info("%s", error)
+            if not self._disk_is_told:
                 self._disk_is_told = True
                 self._p.on_progress(Notice(text=f"audits and evidence are left out: {error}"))
+            return False
+        return True
 
     def _is_member(self, peer: PeerId) -> bool:
         return peer in self._p.chain.voting.everyone(self._p.chain.head)
@@ -335,6 +342,7 @@ class Auditing(RoundObserver):
 
     async def _find(self, value: Value) -> None:
         """Fetch what the bans of `value` rest on, from whoever has it."""
+        rests = Backoff(NEED_RETRY_S, NEED_RETRY_LIMIT_S)
         with trio.move_on_after(NEED_LIMIT_S):
             while self._p.chain.head.hash == value.base:
                 lacking = [ban.evidence for ban in named(value) if self.evidence_store.proves(ban.evidence) is None]
@@ -342,7 +350,7 @@ class Auditing(RoundObserver):
                     return
                 for digest in lacking:
                     await self._fetch_from_any(digest)
-                await trio.sleep(NEED_RETRY_S)
+                await trio.sleep(rests.next_s())
 
     async def _fetch_from_any(self, digest: bytes) -> None:
         """Fetch a piece from who gives it first: ASKED_AT_ONCE peers are asked, each for ASKED_S, then others."""
@@ -353,8 +361,8 @@ class Auditing(RoundObserver):
 
     async def _fetch_in_turn(self, peers: Iterator[PeerId], digest: bytes, all_asked: trio.CancelScope) -> None:
         for peer in peers:
-            await self._attempt(partial(self._fetch, peer, digest, by_name=True))
-            if self.evidence_store.proves(digest) is not None:
+            has_room = await self._attempt(partial(self._fetch, peer, digest, by_name=True))
+            if not has_room or self.evidence_store.proves(digest) is not None:
                 all_asked.cancel()
                 return
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from time import thread_time
 from typing import Any
 
 import trio
@@ -205,7 +206,10 @@ class Engine:
 
     async def _feed(self, event: Input) -> None:
         """Carry out all effects of an input. Raises ConfigError, RemoteError where the member raises them."""
+        began = thread_time()
         effect = self.member.take(event, trio.current_time())
+        if isinstance(event, Received):
+            self._p.links.charge(event.peer, thread_time() - began)
         while effect is not None:
             perform = PERFORMERS.get(type(effect))
             if perform is None:

@@ -25,8 +25,8 @@ from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import Memory, Reason, Refusals
 from shoal.swarm.muxer import (
     CLOSE_DEADLINE_S,
+    CONNECTION_HANDSHAKE_DEADLINE_S,
     FOREIGN_ERRORS,
-    HANDSHAKE_DEADLINE_S,
     Allowance,
     Muxer,
     read_bounded,
@@ -253,7 +253,7 @@ class Circuits:
 
     async def _take(self, stream: Any, relay: PeerId) -> Muxer | None:
         muxer: Muxer | None = None
-        with trio.move_on_after(HANDSHAKE_DEADLINE_S):
+        with trio.move_on_after(CONNECTION_HANDSHAKE_DEADLINE_S):
             try:
                 asked = await read_message(stream, StopMessage)
                 caller = peer_in(asked)

@@ -11,7 +11,8 @@ strangers are admitted for this protocol, as they are for the manifest, and to n
 * a stranger that was dialled for walks is parted from at their end.
 
 A walk has a deadline of its own, and so has every question in it: a peer that hangs costs ANSWER_DEADLINE_S of one of
-PARALLEL askers. Who stores a point of its own is noted as a contact, at the addresses that it signed.
+PARALLEL askers. One that did not answer is asked by no later visit for as long as it would not be dialled to be linked
+(`shoal.swarm.dialling`). Who stores a point of its own is noted as a contact, at the addresses that it signed.
 
 Source: https://github.com/libp2p/specs/blob/master/kad-dht/README.md; Maymounkov and Mazières, Kademlia (2002).
 libp2p 0.8's own table keeps up to 50,000 values of a megabyte, and waits ten seconds for each peer that hangs.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,10 +33,12 @@ import multiaddr
 import trio
 
 from shoal.protocol.address import parse_address
+from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import MalformedPeerId, PeerId, parse_peer_id
-from shoal.protocol.limits import Rates
+from shoal.protocol.limits import KEY_LIMIT, Rates
 from shoal.protocol.wire import SwarmId
+from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_BACKOFF_S
 from shoal.swarm.host import Host
 from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.net_stream import VarintFrames
@@ -87,6 +91,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
+class _Rest:
+    """Time until which a peer that did not answer is not asked, and the pause after the next failure."""
+
+    until: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(DIAL_BACKOFF_S, DIAL_BACKOFF_LIMIT_S))
+
+
+@dataclass(slots=True)
 class _Walk:
     """One search for the peers nearest to a key."""
 
@@ -128,6 +140,7 @@ class Kademlia:
         self._own = base58.b58decode(host.peer_id)
         self._visited: set[PeerId] = set()
         self._silent: set[bytes] = set()
+        self._rests: OrderedDict[bytes, _Rest] = OrderedDict()  # the one that failed longest ago first
         self._answering = trio.CapacityLimiter(ANSWERERS_LIMIT)
         self._hosts: Rates[str] = Rates(HOST_PER_S, HOST_BURST, limit=HOST_LIMIT)
         self.contacts = Contacts(self._own)
@@ -188,9 +201,9 @@ class Kademlia:
     @contextlib.asynccontextmanager
     async def _visiting(self) -> AsyncIterator[None]:
         """Close at the end the connections that were made meanwhile for the sake of walks only."""
-        before = self._host.connected()
+        before, now = self._host.connected(), trio.current_time()
         self._visited.clear()
-        self._silent.clear()
+        self._silent = {id for id, rest in self._rests.items() if now < rest.until}
         try:
             yield
         finally:
@@ -234,14 +247,23 @@ class Kademlia:
         except (NetworkError, RemoteError) as error:
             logger.debug("%s does not answer: %s", contact.peer, error)
             walk.silent.add(contact.id)
-            self.contacts.failed(contact.id)
+            self._failed(contact.id)
             return
+        self._rests.pop(contact.id, None)
         self.contacts.add(contact)
         self.contacts.answered(contact.id)
         walk.answered.append(contact)
         if len(walk.points) + len(points) <= FOUND_LIMIT_POINTS:
             walk.points.update(dict.fromkeys(points))
         walk.learn(c for c in _contacts_in(answer.closerPeers) if c.id != self._own)
+
+    def _failed(self, id: bytes) -> None:
+        self.contacts.failed(id)
+        rest = self._rests.pop(id) if id in self._rests else _Rest()
+        self._rests[id] = rest
+        rest.until = trio.current_time() + rest.backoff.next_s()
+        if len(self._rests) > KEY_LIMIT:
+            self._rests.popitem(last=False)
 
     async def _store_at(self, contact: Contact, key: bytes, value: bytes) -> bool:
         question = Message(type=Message.PUT_VALUE, key=key)

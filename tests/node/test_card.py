@@ -121,6 +121,13 @@ def test_a_chain_that_ends_earlier_says_nothing(folder: Path, tmp_path: Path) ->
         problems_of(card, earlier)
 
 
+def test_damaged_chain_is_no_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chain = folder / "chain"
+    chain.write_bytes(chain.read_bytes()[:-9])
+    assert execute(["card", "--data-dir", str(folder)]) == 1
+    assert f"{chain} is damaged or cut short after 1 entries; use another" in capsys.readouterr().err
+
+
 def test_command_writes_shows_and_checks(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "card.json"
     where = ["--data-dir", str(folder)]

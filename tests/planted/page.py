@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.planted.bugs import Bug, bug
 
+_APP = "tests/node/dashboard/test_app.py"
+_ORIGIN = 'try:\n    return origin is None or urlsplit(origin).netloc == request.headers.get("host")\n'
 _MODEL = "tests/node/dashboard/test_model.py"
 
 PAGE: tuple[Bug, ...] = (
@@ -184,5 +186,41 @@ PAGE: tuple[Bug, ...] = (
         "tests/node/dashboard/test_service.py::test_nobody_takes_a_connection_to_http_2_and_keeps_it_without_reading",
         "        made.protocol = _Http11(\n",
         "        made.protocol = H11Protocol(\n",
+    ),
+    bug(
+        "a Host header that is none breaks off its request",
+        f"{_APP}::test_a_name_that_somebody_else_points_here_is_refused",
+        'try:\n    name = urlsplit(f"//{host}").hostname\nexcept ValueError:\n',
+        'try:\n    name = urlsplit(f"//{host}").hostname\nexcept KeyError:\n',
+    ),
+    bug(
+        "a Host header that is none is taken for this node's name",
+        f"{_APP}::test_a_name_that_somebody_else_points_here_is_refused",
+        "if name is None:\n    return False\ntry:\n    ipaddress.ip_address(name)\n",
+        "if name is None:\n    return True\ntry:\n    ipaddress.ip_address(name)\n",
+    ),
+    bug(
+        "any name is this node's",
+        f"{_APP}::test_a_name_that_somebody_else_points_here_is_refused",
+        "return name in self._names",
+        "return True",
+    ),
+    bug(
+        "an Origin header that is none breaks off its request",
+        f"{_APP}::test_the_page_orders_and_no_foreign_page_does",
+        f"{_ORIGIN}except ValueError:\n",
+        f"{_ORIGIN}except KeyError:\n",
+    ),
+    bug(
+        "an Origin header that is none is that of the page",
+        f"{_APP}::test_the_page_orders_and_no_foreign_page_does",
+        f"{_ORIGIN}except ValueError:\n    return False",
+        f"{_ORIGIN}except ValueError:\n    return True",
+    ),
+    bug(
+        "any name but an address is this machine's alone, and takes no token to look",
+        f"{_APP}::test_only_this_machine_can_connect_to_loopback",
+        'except ValueError:\n    return host == "localhost"',
+        "except ValueError:\n    return True",
     ),
 )

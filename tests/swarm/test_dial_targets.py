@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import socket
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from shoal.protocol.address import format_address, format_circuit, parse_any
+from shoal.protocol.address import format_address, format_circuit, parse_address, parse_any
 from shoal.protocol.identity import Identity
 from shoal.swarm import dial_targets
 from shoal.swarm.address_book import AddressBook
@@ -21,6 +23,7 @@ from shoal.swarm.dial_targets import (
     TARGET_BURST,
     TARGET_PER_S,
     DialTargets,
+    places_of,
     worth_dialling,
 )
 from shoal.swarm.host import Host, NotReached
@@ -130,6 +133,71 @@ async def victim() -> AsyncIterator[tuple[int, list[None]]]:
     async with trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, turn_away, 0, host="127.0.0.1"))
         yield listener.socket.getsockname()[1], came
+        nursery.cancel_scope.cancel()
+
+
+class Names(trio.abc.HostnameResolver):
+    """A resolver by which all names lead to `hosts`."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = hosts
+
+    async def getaddrinfo(
+        self, host: bytes | None, port: object, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> list[Any]:
+        await trio.lowlevel.checkpoint()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (found, port)) for found in self.hosts]
+
+    async def getnameinfo(self, sockaddr: object, flags: int) -> tuple[str, str]:
+        raise AssertionError("nobody asks")
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("beside", "leads_to", "tried"),
+    [
+        ((), ("198.51.100.9", "192.168.7.3"), ("192.168.7.3", "198.51.100.9")),
+        ((), ("127.0.0.1",), ("127.0.0.1",)),  # all on one machine
+        ((at("192.168.7.2"),), ("127.0.0.1",), ("127.0.0.1",)),
+        ((), ("10.0.0.1",), ("10.0.0.1",)),  # a router may know the way
+        ((at("198.51.100.9"),), ("192.168.7.3",), ("192.168.7.3",)),  # behind the same router
+        ((at("198.51.100.9"),), ("10.0.0.1", "127.0.0.1", "198.51.100.8"), ("198.51.100.8",)),
+        ((at("192.168.7.3"),), ("127.0.0.1",), ()),  # another machine's loopback
+        ((), ("198.51.100.9", "10.0.0.1", "0.0.0.0"), ("198.51.100.9",)),
+    ],
+)
+async def test_name_leads_to_private_addresses_where_these_could_be_named(
+    beside: tuple[str, ...], leads_to: tuple[str, ...], tried: tuple[str, ...]
+) -> None:
+    trio.socket.set_custom_hostname_resolver(Names(*leads_to))
+    name = parse_address(at("node.example"))
+    assert [one.host for one in await places_of(name, (*beside, at("node.example")))] == list(tried)
+
+
+async def test_name_that_another_gave_leads_nobody_to_this_machine_and_is_counted_where_it_leads() -> None:
+    names = Names("127.0.0.1")
+    trio.socket.set_custom_hostname_resolver(names)
+    host, other = (Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(2))
+    while host._targets.may_dial(parse_any(at("198.51.100.9"))):
+        pass  # so that nobody beyond this machine is
+    async with victim() as (port, came), trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        await nursery.start(other.run)
+        with pytest.raises(NotReached, match=r"rebound\.example leads nowhere that"):
+            await host.dial_peer(ME, [at("rebound.example", port), at("198.51.100.9")], deadline_s=10)
+        assert came == []
+        host._targets._targets = Rates(1e-3, 3.0)
+        for peer in PEERS[:3]:
+            with pytest.raises(NotReached, match="cannot connect"):
+                await host.dial_peer(peer, [format_address("127.0.0.1", port, peer)], deadline_s=10)
+        assert len(came) == 3
+        with pytest.raises(NotReached, match="leads nowhere"):
+            await host.dial_peer(ME, [at("rebound.example", port)], deadline_s=10)
+        assert len(came) == 3, "the same machine by a name is no other target"
+        _, _, port_text = other.addresses[0].partition("/tcp/")
+        named = at("home.example", int(port_text.split("/")[0]), other.peer_id)
+        await host.dial_peer(other.peer_id, [named], deadline_s=10)
+        assert other.peer_id in host.connected()
         nursery.cancel_scope.cancel()
 
 

@@ -14,6 +14,7 @@ import trio
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.invites import Revocations
+from shoal.protocol.limits import TokenBucket
 from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import Full, Hello, HelloAnswer, LinkMessage, Nack, Ping, Refusal, SwarmMessage, Welcome
 from shoal.protocol.places import SILENT_STRANGER_S, Rank
@@ -489,6 +490,21 @@ async def test_link_whose_messages_cost_much_is_read_later_and_others_are_not(mo
         assert costly.peer in near.links.linked()
 
 
+async def test_link_whose_messages_cost_much_after_they_were_delivered_is_read_later_too() -> None:
+    async with nodes(1, 2, 3) as (near, costly, other):
+        await costly.join(near)
+        await other.join(near)
+        await until(lambda: {costly.peer, other.peer} <= near.links.linked())
+        near.links.charge(costly.peer, 60.0)
+        near.links.charge(identity(9).peer_id, 60.0)  # came through another, and is no link's
+        for nonce in (1, 2):
+            costly.links.send(near.peer, nack(nonce))
+        await near.hears(costly, nack(1))
+        await assert_still_talking(near, other)
+        assert (costly.peer, nack(2)) not in near.gate.heard
+        assert costly.peer in near.links.linked()
+
+
 async def test_queue_that_overflows_drops_the_link(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -561,6 +577,45 @@ async def test_link_that_one_end_gave_up_comes_back_at_both() -> None:
                 await near.hears(far, nack(attempt))
                 return
         raise AssertionError("the link did not come back")
+
+
+async def test_connection_that_took_the_place_of_one_that_ends_stays() -> None:
+    async with nodes(1, 2) as (near, far):
+        await near.join(far)
+        await until(lambda: near.peer in far.links.linked())
+        near.links.drop(far.peer, last_word=True)
+        ending = near.links._parting[far.peer]
+        far.links.drop(near.peer)
+        await until(lambda: not far.host.connected())
+        await far.join(near)
+        await until(lambda: far.peer in near.links.linked())
+        await ending.wait()
+        assert (near.gate.downs, far.gate.downs) == ([far.peer], [near.peer])
+        with trio.fail_after(4 * links.ADMISSION_DEADLINE_S):
+            for source, target in ((near, far), (far, near)):
+                source.links.send(target.peer, nack(7))
+                await target.hears(source, nack(7))
+        assert (near.gate.downs, far.gate.downs) == ([far.peer], [near.peer])
+
+
+async def test_hello_over_a_new_connection_ends_the_link_over_the_old_one_and_makes_another() -> None:
+    """The end of the old one's streams may be seen late: here not at all, for its messages cost more than they may."""
+    async with nodes(1) as (node,), stranger(2) as first, stranger(2) as second:
+        await first.say_hello(node)
+        stream = await first.open_messages(node)
+        node.links._links[first.peer].pace._messages = TokenBucket(1e-6, 0.0)
+        await stream.send(first.sealer.seal(ENVELOPE_KIND, canonical(nack(1))), deadline_s=WAIT_S)
+        await until(lambda: node.gate.heard == [(first.peer, nack(1))])
+        await second.host.dial(node.host.addresses[0], deadline_s=WAIT_S)
+        await until(lambda: not first.host.connected())
+        assert node.gate.ups == [first.peer]
+        await second.say_hello(node)
+        stream = await second.open_messages(node)
+        await stream.send(Sealer(second.identity, SWARM, 2).seal(ENVELOPE_KIND, canonical(nack(2))), deadline_s=WAIT_S)
+        with trio.fail_after(4 * links.ADMISSION_DEADLINE_S):
+            await until(lambda: (first.peer, nack(2)) in node.gate.heard)
+        assert (node.gate.ups, node.gate.downs) == ([first.peer] * 2, [first.peer])
+        assert node.gate.reasons == ["another connection took its place"]
 
 
 async def test_link_that_rests_is_none_until_its_peer_says_something() -> None:

@@ -134,8 +134,8 @@ async def test_member_is_dialled_however_many_strangers_are_where_nobody_answers
     """Records cost nothing: all that a node dials by itself could be taken up with them."""
     monkeypatch.setattr(links_module, "LINK_LIMIT", 256)
     monkeypatch.setattr(dialling_module, "DIAL_DEADLINE_S", 1e6)  # so that none of those dials is ever over
-    monkeypatch.setattr(links_module, "HANDSHAKE_DEADLINE_S", 1e6)
-    monkeypatch.setattr(transport, "HANDSHAKE_DEADLINE_S", 1e6)
+    monkeypatch.setattr(links_module, "DIAL_HANDSHAKE_DEADLINE_S", 1e6)
+    monkeypatch.setattr(transport, "CONNECTION_HANDSHAKE_DEADLINE_S", 1e6)
     node, founder = Node(2), Node(FOUNDER)
     hung = await trio.open_tcp_listeners(0, host="127.0.0.1")  # takes connections, and says nothing
     port = hung[0].socket.getsockname()[1]

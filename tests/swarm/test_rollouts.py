@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import msgspec
@@ -11,6 +12,7 @@ import trio
 from shoal.protocol import offer_book, offer_catch_up
 from shoal.protocol.errors import LocalError, NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.messages import Message
 from shoal.protocol.rollouts import (
     CHUNK_LIMIT_BYTES,
     Announcement,
@@ -18,6 +20,7 @@ from shoal.protocol.rollouts import (
     CatchUpRequest,
     GroupChunk,
     GroupRequest,
+    NewsRequest,
     Reason,
     announce_group,
     decode_batch,
@@ -31,12 +34,13 @@ from shoal.protocol.rollouts import (
 from shoal.protocol.wire import canonical
 from shoal.swarm import rollouts
 from shoal.swarm.gossip import GossipMessage
-from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, ROLLOUT_PROTOCOL, RolloutExchange
+from shoal.swarm.rollouts import CATCH_UP_PROTOCOL, NEWS_PROTOCOL, ROLLOUT_PROTOCOL, RolloutExchange
 from shoal.swarm.streams import MessageStream
 from tests.swarm.rollout_lab import SWARM, TOPIC, Node, identity, running
 from tests.waiting import WAIT_S, until
 
 CATCH_UP = f"{CATCH_UP_PROTOCOL}/{SWARM.hex()[:16]}"
+NEWS = f"{NEWS_PROTOCOL}/{SWARM.hex()[:16]}"
 PROTOCOL = f"{ROLLOUT_PROTOCOL}/{SWARM.hex()[:16]}"
 
 
@@ -379,6 +383,29 @@ async def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else(monkeypat
         served_bytes = server.exchange.bytes_served
         assert 0 < served_bytes <= 40_000 + 20_000 * elapsed_s
         assert list(await modest.fetch(digests[1])) == [digests[1]]
+
+
+@pytest.mark.parametrize(("protocol", "question"), [(CATCH_UP, CatchUpRequest()), (NEWS, NewsRequest())])
+async def test_quota_of_bytes_bounds_what_one_peer_is_told_of_offers_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, protocol: str, question: Message
+) -> None:
+    monkeypatch.setattr(rollouts, "SERVED_BYTES_PER_S", 1.0)
+    monkeypatch.setattr(rollouts, "SERVED_BURST_BYTES", 40_000.0)
+    monkeypatch.setattr(offer_catch_up, "ASK_PERIOD_S", 1000.0)
+    monkeypatch.setattr(offer_catch_up, "HISTORY_DELAY_S", 0.0)
+    server, greedy, modest = Node(1), Node(2), Node(3)
+    async with running(server, greedy, modest):
+        for index in range(20):
+            await server.announce(index)
+        told = []
+        with contextlib.suppress(NetworkError):
+            while len(told) < 100:  # asks for what it has, again and again
+                told.append(await greedy.host.request(server.peer, protocol, canonical(question), deadline_s=WAIT_S))
+        assert len(told[0]) > 20 * 100
+        assert len(told) == 40_000 // (4096 + len(told[0]))
+        assert await modest.host.request(server.peer, protocol, canonical(question), deadline_s=WAIT_S) == told[0]
+        assert server.host.remote_errors == server.host.handler_errors == 0
+        assert not server.blamed
 
 
 async def test_groups_of_one_origin_are_at_hand_by_one_look_at_it() -> None:

@@ -363,6 +363,32 @@ async def test_evidence_about_vectors_that_no_round_has_is_kept_only_if_a_value_
     assert auditing.evidence_store.proves(digest_of(named)) is not None
 
 
+async def test_evidence_of_a_ban_for_which_there_is_no_room_is_fetched_seldom_until_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holders = [one.peer_id for one in STRANGERS[:6]]
+    auditing, ledger, proven = auditing_in(tmp_path, *holders)
+    piece, head = double_vote(MEMBER, ledger.chain.head), ledger.chain.head
+    network = with_network(auditing, Network(dict.fromkeys(holders, piece)))
+    bans = (Ban(MEMBER.peer_id, digest_of(piece)),)
+    value = msgspec.structs.replace(value_of(head, domain_hash("p"), head.planner), bans=bans)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(evidence_store, "write_atomically", full)
+        await auditing._find(value)
+        assert trio.current_time() == pytest.approx(NEED_LIMIT_S)
+        goes = 8
+        assert goes <= network.asked.total() <= goes * ASKED_AT_ONCE
+        assert proven == []
+    network.asked.clear()
+    await auditing._find(value)
+    assert proven == [MEMBER.peer_id]
+    assert network.asked.total() <= ASKED_AT_ONCE
+
+
 async def test_disk_that_takes_no_evidence_is_told_once_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
-"""The order in which a node does what a plan asks of it."""
+"""The order in which a node does what a plan asks of it, and whom the work with a message is charged to."""
 
 from __future__ import annotations
 
+from time import thread_time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from shoal.node.rounds.engine import PERFORMERS, Engine
 from shoal.node.rounds.participation import PLAN_OUT_S, Participation
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.protocol.effects import Repair, StartReduce
+from shoal.protocol.inputs import Received, Tick
 from shoal.protocol.messages import Plan
 from tests.node.ledger import Ledger, identity, plan_of
 
@@ -57,3 +59,21 @@ def test_a_lead_sees_its_plan_out_before_its_own_threads_are_at_work(kind: Any, 
         parts = Parts(me)
         trio.run(PERFORMERS[kind], engine_of(parts), effect_of(kind, plan))
         assert parts.did == expected
+
+
+def test_time_that_a_message_takes_in_the_engine_is_charged_to_who_said_it() -> None:
+    plan, charged = plan_of([identity(1), identity(2)], LEDGER.chain.head), dict[str, float]()
+    engine = engine_of(Parts(identity(1).peer_id))
+    engine._p = SimpleNamespace(links=SimpleNamespace(charge=charged.__setitem__))  # type: ignore[assignment]
+
+    def take(event: Any, now: float) -> None:
+        ends_at = thread_time() + 0.05
+        while thread_time() < ends_at:
+            pass
+
+    engine.member = SimpleNamespace(take=take)  # type: ignore[assignment]
+    trio.run(engine._feed, Tick())
+    assert charged == {}
+    trio.run(engine._feed, Received(identity(2).peer_id, plan))
+    assert charged.keys() == {identity(2).peer_id}
+    assert 0.05 <= charged[identity(2).peer_id] < 0.5

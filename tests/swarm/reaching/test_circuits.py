@@ -282,7 +282,7 @@ async def test_stranger_whose_handshakes_never_end_keeps_members_out_of_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (circuits, transport):
-        monkeypatch.setattr(module, "HANDSHAKE_DEADLINE_S", 3600.0)
+        monkeypatch.setattr(module, "CONNECTION_HANDSHAKE_DEADLINE_S", 3600.0)
     async with hosts(4) as (relay, alice, bob, carol):
         bob.is_admitted = lambda peer: peer == relay.peer_id
         bob.is_expected = lambda peer: peer == alice.peer_id
@@ -302,8 +302,8 @@ async def test_stranger_whose_handshakes_never_end_keeps_members_out_of_nothing(
 
 async def test_call_whose_handshake_does_not_end_gives_its_place_back_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuits, "PENDING_LIMIT", 1)
-    monkeypatch.setattr(circuits, "HANDSHAKE_DEADLINE_S", 1.0)
-    monkeypatch.setattr(transport, "HANDSHAKE_DEADLINE_S", 1e6)  # which would end it too
+    monkeypatch.setattr(circuits, "CONNECTION_HANDSHAKE_DEADLINE_S", 1.0)
+    monkeypatch.setattr(transport, "CONNECTION_HANDSHAKE_DEADLINE_S", 1e6)  # which would end it too
     async with hosts(3) as (relay, alice, bob):
         bob.is_admitted = lambda peer: peer == relay.peer_id
         await bob.circuits.reserve(relay.peer_id)
@@ -312,13 +312,13 @@ async def test_call_whose_handshake_does_not_end_gives_its_place_back_in_time(mo
         wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)
         with pytest.raises(ConnectionClosedError):
             await wire.read(1 << 20)  # more than bob says first
-        monkeypatch.setattr(circuits, "HANDSHAKE_DEADLINE_S", WAIT_S)
+        monkeypatch.setattr(circuits, "CONNECTION_HANDSHAKE_DEADLINE_S", WAIT_S)
         await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
 
 
 async def test_call_gives_its_place_back_when_its_relay_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuits, "HANDSHAKE_DEADLINE_S", 1e6)  # not only when its time is over
+    monkeypatch.setattr(circuits, "CONNECTION_HANDSHAKE_DEADLINE_S", 1e6)  # not only when its time is over
     async with hosts(3) as (relay, alice, bob):
         bob.is_admitted = lambda peer: peer == relay.peer_id
         await bob.circuits.reserve(relay.peer_id)

@@ -19,7 +19,7 @@ from shoal.swarm.rendezvous.contacts import Contact
 from shoal.swarm.rendezvous.kademlia import KADEMLIA_PROTOCOL, MESSAGE_LIMIT_BYTES, WALKS_AT_ONCE, Kademlia
 from shoal.swarm.rendezvous.meeting_points import SLOTS, keys_of, open_point, pack_points, sign_point, slot_key
 from shoal.swarm.streams import MessageStream
-from tests.waiting import WAIT_S, running
+from tests.waiting import WAIT_S, running, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 OURS, THEIRS = SwarmId(b"o" * 32), SwarmId(b"t" * 32)
@@ -154,6 +154,31 @@ async def test_peer_that_hangs_costs_its_own_deadline_and_is_dropped(monkeypatch
         assert await newcomer.finds() == peers(member)
         assert {contact.peer for contact in newcomer.table.contacts.nearest(b"", 9)} == peers(good, member)
         assert asked <= WALKS_AT_ONCE * len(hanging), "who was silent is asked again"
+
+
+async def test_contact_that_is_not_reached_is_dialled_as_seldom_as_any_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, member = Node(10, THEIRS), Node(1)
+    dialled, dial = [], member.host.dial_peer
+
+    async def noted(peer: PeerId, *arguments: Any, **more: Any) -> None:
+        dialled.append(peer)
+        await dial(peer, *arguments, **more)
+
+    monkeypatch.setattr(kademlia_module, "SLOTS", 1)
+    member.host.dial_peer = noted  # type: ignore[method-assign]
+    async with running(gone, member):
+        places = gone.host.addresses
+        gone.scope.cancel()
+        await until(lambda: gone.host._streams is None)
+        for pause_s in (1.0, 2.0, 4.0):
+            dialled.clear()
+            for _ in range(3):
+                member.table.know(places)
+                await member.table.look_up()
+            assert dialled == [gone.host.peer_id]
+            (rest,) = member.table._rests.values()
+            assert rest.backoff.pause_s == 2 * pause_s
+            rest.until = trio.current_time()
 
 
 @pytest.mark.parametrize(
