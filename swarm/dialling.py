@@ -46,11 +46,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Dial:
-    """Time from which a peer that is not linked may be dialled, and the pause after that."""
+    """Time from which a peer that is not linked may be dialled, and the pause after that.
+
+    under_way: it is, or waits for its turn. tried: it had its turn.
+    """
 
     at: float
     backoff: Backoff = field(default_factory=partial(Backoff, DIAL_BACKOFF_S, DIAL_BACKOFF_LIMIT_S))
     under_way: bool = False
+    tried: bool = False
 
 
 class DialWindow:
@@ -106,7 +110,8 @@ class Dialling:
         self._looked_at = -math.inf
         self._windows = {first: DialWindow() for first in (True, False)}
         self.strangers: frozenset[PeerId] = frozenset()
-        """Those not linked that have a record, and were never heard."""
+        """Those not linked that have a record, were dialled, and were never heard: before its turn to be dialled nobody
+        knows whether a peer is near."""
 
     def look(self, now: float) -> None:
         """Dial whoever is due, unless DIAL_PERIOD_S have not passed since this was done."""
@@ -180,9 +185,13 @@ class Dialling:
         for peer in known - self._links.linked() - self._links.resting() - {self._me}:
             if not (self._is_leaving(peer) or self._follows(peer)):
                 self._dial_when_due(peer, now)
-                if self._book.get(peer) is not None and self._never_heard(peer):
+                if self._was_tried(peer) and self._book.get(peer) is not None and self._never_heard(peer):
                     strangers.append(peer)
         self.strangers = frozenset(strangers)
+
+    def _was_tried(self, peer: PeerId) -> bool:
+        dial = self._dials.get(peer)
+        return dial is not None and dial.tried
 
     def _dial_neighbours(self, neighbours: Neighbours, now: float) -> None:
         """Dial whom this node chooses now, a few at a time: a link costs both ends some work."""
@@ -215,6 +224,7 @@ class Dialling:
         window = self._windows[self._admission.rank(peer) is Rank.FIRST]
         try:
             async with window.places:
+                dial.tried = True
                 deadline_s = self._links.pace * DIAL_DEADLINE_S
                 await self._links.meet(peer, self.addresses_of(peer), deadline_s=deadline_s)
                 window.done()

@@ -153,6 +153,16 @@ class _Router(GossipSub):  # type: ignore[misc]
         """Nothing: whom to connect to is not for others to say."""
         await trio.lowlevel.checkpoint()
 
+    async def send_recent_messages(self, peer_id: ID, topic: str) -> None:
+        """Offer a new subscriber the messages of the last heartbeats by their names; it asks for those that it lacks.
+
+        libp2p's own sends it all of them, each in a packet of its own. In a swarm that is starting each peer subscribes
+        at every other, which have what it has.
+        """
+        recent = self.mcache.window(topic)
+        if recent:
+            await self.emit_ihave(topic, recent, peer_id)
+
     def gossip_heartbeat(self) -> defaultdict[ID, dict[str, list[bytes]]]:
         """Offer who is no neighbour the messages of the last heartbeats, by their names, once each."""
         self._beats += 1

@@ -86,6 +86,8 @@ REDIALS_PER_S, REDIALS_BURST = 4.0, 16.0
 all that it has on handshakes. Those beyond are dialled like anybody who is known."""
 RECORD_PERIOD_S = 5.0
 """Between two looks at what this node's record says: what is new in it is told at once."""
+GOSSIPED_PER_S = 4.0
+"""Records that all nodes together gossip, where all are to be linked."""
 IDLE_PHASES = ("paused", "leaving")
 LACK_SETTLE_S = 0.5
 """So long a live peer is without a link before others are told: most are re-made, or their peers dead, by then."""
@@ -793,10 +795,11 @@ class Members:
     async def _publish(self) -> None:
         """Tell what is new in this node's record to all at once; whoever is not linked hears of it by gossip.
 
-        Gossip repeats it from time to time, and where somebody was linked since.
+        Gossip repeats it from time to time, and where somebody was linked since. Where all are to be linked it has
+        little to add: there a swarm that is starting, in which everybody's record changes, would gossip all the while.
         """
         told: NodeRecord | None = None
-        published_at, linked = -math.inf, frozenset[PeerId]()
+        gossiped_at, linked, is_due = -math.inf, frozenset[PeerId](), True
         while True:
             self._announce = trio.Event()  # before the record is made: a change while it is sent is news again
             now, before, linked = trio.current_time(), linked, self.links.linked()
@@ -804,18 +807,22 @@ class Members:
                 self._note_host(peer)  # some of them are members only since they were linked
             record = self._record()
             is_news = told is None or not record.says_the_same(told)
-            if is_news or not linked <= before or now - published_at >= renewal_s(len(self.book)):
-                told, published_at = record, now
-                await self._tell(seal_record(self._sealer, record), is_news=is_news)
-            with trio.move_on_after(RECORD_PERIOD_S):
+            if is_news:
+                told = record
+                self.links.broadcast(Announce(record=seal_record(self._sealer, record)))
+            is_due |= is_news or not linked <= before
+            renewed_at = gossiped_at + renewal_s(len(self.book))
+            next_at = gossiped_at + len(self.book) / GOSSIPED_PER_S if self.links_all else -math.inf
+            if now >= renewed_at or (is_due and (now >= next_at or record.phase == "leaving")):
+                gossiped_at, is_due = now, False
+                await self._gossip(record)
+            with trio.move_on_after(min(RECORD_PERIOD_S, next_at - now) if is_due else RECORD_PERIOD_S):
                 await self._announce.wait()
                 told = None
 
-    async def _tell(self, record: bytes, *, is_news: bool) -> None:
-        if is_news:
-            self.links.broadcast(Announce(record=record))
+    async def _gossip(self, record: NodeRecord) -> None:
         try:
-            await self._host.publish(self._topic, record)
+            await self._host.publish(self._topic, seal_record(self._sealer, record))
         except NetworkError as error:
             logger.debug("record not published: %s", error)
 

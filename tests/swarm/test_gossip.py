@@ -105,6 +105,31 @@ async def test_a_packet_is_gathered_up_to_its_limit_and_the_rest_goes_in_the_nex
     assert await outbox.pop() is None
 
 
+async def test_new_subscriber_is_sent_what_it_lacks_of_the_recent_messages_and_none_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with two_hosts() as (near, far, box):
+        router, came = near._gossip._router, list[bytes]()
+        monkeypatch.setattr(router.mcache, "shift", lambda: None)  # what was published stays recent
+        push = far._gossip._pubsub.push_msg
+
+        async def pushed(forwarder: ID, message: rpc_pb2.Message) -> None:
+            came.append(message.data)
+            await push(forwarder, message)
+
+        monkeypatch.setattr(far._gossip._pubsub, "push_msg", pushed)
+        await published(near, box, b"it has this")
+        monkeypatch.setattr(router, "mesh", {})  # and nobody to send to at once: it hears of what is offered alone
+        await near.publish(TOPIC, b"it lacks this")
+        recent = [router.mcache.get(number).data for number in router.mcache.window(TOPIC)]
+        assert b"it has this" in recent
+        assert b"it lacks this" in recent
+        came.clear()
+        await router.send_recent_messages(ID.from_base58(far.peer_id), TOPIC)
+        await until(lambda: came)
+    assert came == [b"it lacks this"]
+
+
 async def test_of_messages_that_have_passed_nothing_of_their_size_is_kept() -> None:
     async with two_hosts() as (near, far, box):
         await near.publish(TOPIC, bytes(PUBLISH_LIMIT_BYTES))

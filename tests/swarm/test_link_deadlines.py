@@ -82,7 +82,10 @@ class SlowNetwork:
             raise NetworkError("late")
         return self.ours
 
-    async def disconnect(self, peer: PeerId) -> None:
+    def connection(self, peer: PeerId) -> object:
+        return self.ours
+
+    async def close(self, connection: object | None) -> None:
         pass
 
 
@@ -234,6 +237,29 @@ async def test_only_who_was_there_and_late_makes_a_node_dial_fewer_at_once() -> 
         await one._dial(PEER, dialling._Dial(at=0.0))
         assert window.places.total_tokens == size
     assert one._windows[False].places.total_tokens == dialling.DIALS_AT_ONCE
+
+
+async def test_who_waits_for_its_turn_to_be_dialled_is_not_held_for_one_that_is_out_of_reach() -> None:
+    async def meet(peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
+        await trio.sleep_forever()
+
+    peers = sorted(Identity.from_seed(bytes([seed]) * 32).peer_id for seed in range(50, 52 + dialling.DIALS_AT_ONCE))
+    records = {peer: SimpleNamespace(peer=peer, phase="training", control_addresses=()) for peer in peers}
+    jobs: list[Callable[[], Awaitable[None]]] = []
+    one = dialling_by(meet)
+    one._start = jobs.append
+    one._links = SimpleNamespace(pace=1.0, meet=meet, linked=frozenset, resting=frozenset)  # type: ignore[assignment]
+    one._book = SimpleNamespace(get=records.get, records=records.values, expire=float)  # type: ignore[assignment]
+    for at in (0.0, 2 * dialling.DIAL_DEFERRAL_S):
+        one.look(at)
+    assert (len(jobs), one.strangers) == (len(peers), frozenset())
+    async with trio.open_nursery() as nursery:
+        for job in jobs:
+            nursery.start_soon(job)
+        await trio.testing.wait_all_tasks_blocked()
+        one.look(3 * dialling.DIAL_DEFERRAL_S)
+        nursery.cancel_scope.cancel()
+    assert len(one.strangers) == dialling.DIALS_AT_ONCE
 
 
 def test_who_took_a_connection_is_there_and_who_refuses_or_is_silent_is_not() -> None:

@@ -656,13 +656,43 @@ async def test_record_is_told_over_links_when_it_says_something_new_and_else_rep
         assert (len(told), len(published)) == before, "rates change all the time"
         one.phase = "paused"
         await until(lambda: other.record_of(one).phase == "paused")
-        assert (len(told), len(published)) == (before[0] + 1, before[1] + 1)
+        await until(lambda: (len(told), len(published)) == (before[0] + 1, before[1] + 1))
         link = other.members.links._links[one.peer]
         said_at = link.said_at
         monkeypatch.setattr("shoal.protocol.records.RENEWAL_S", 0.2)
         await until(lambda: link.said_at > said_at)
         assert len(told) == before[0] + 1
         assert other.record_of(one).tokens_per_s == 7.0
+
+
+async def test_gossip_has_what_is_new_seldom_where_many_are_known_and_a_leave_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(members_module, "RECORD_PERIOD_S", 0.05)
+    monkeypatch.setattr(members_module, "GOSSIPED_PER_S", 2 / TEST_DEADLINE_S)
+
+    one, other = Node(1), Node(2)
+    phases: list[Phase] = []
+    publish = one.host.publish
+
+    async def noted(topic: str, data: bytes) -> None:
+        phases.append(one.phase)
+        await publish(topic, data)
+
+    monkeypatch.setattr(one.host, "publish", noted)
+    async with running(one, other):
+        await until(lambda: phases == ["training"])
+        await one.join(other)
+        await assert_linked(one, other)
+        steps: tuple[Phase, ...] = ("paused", "training", "paused")
+        for phase in steps:
+            one.phase = phase
+            await until(lambda phase=phase: other.record_of(one).phase == phase)  # type: ignore[misc]
+        assert phases == ["training"], "who is linked was told, and of others there are none"
+        one.phase = "leaving"
+        with trio.move_on_after(30.0):
+            await until(lambda: len(phases) > 1)
+    assert phases == ["training", "leaving"]
 
 
 async def test_others_are_told_at_once_whom_a_node_lacks_and_later_whom_it_reaches_again(
