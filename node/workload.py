@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "BATCH_LIMIT",
     "Assignment",
     "ComparableWorkload",
     "ExportingWorkload",
@@ -37,12 +38,15 @@ __all__ = [
     "Workload",
     "WorkloadError",
     "batches_from",
+    "check_whole",
     "installed_workloads",
     "load_workload",
     "loss_of",
 ]
 
 GROUP = "shoal.workloads"
+BATCH_LIMIT = 1 << 16
+"""Rows of a batch of the installed workloads, at most."""
 METHODS = ("build", "batches", "loss", "evaluate")
 """Methods of every workload; others are optional: see the protocols after `Workload`."""
 
@@ -126,14 +130,13 @@ class ExportingWorkload(Protocol):
         """Write `model`, which holds the certified parameters, into `folder`, beside `model.safetensors`."""
 
 
-def batches_from(workload: Workload, assignment: Assignment, drawn: int) -> Iterator[Any]:
-    """The batches of a share after its first `drawn`, which are drawn and dropped where the workload cannot seek."""
+def batches_from(workload: Workload, assignment: Assignment, drawn: int) -> tuple[Iterator[Any], int]:
+    """The batches of a share after its first `drawn`, and how many are to be drawn and dropped before that: `drawn`
+    where the workload cannot seek, which may take as long as the steps on them did.
+    """
     if drawn and isinstance(workload, SeekableWorkload):
-        return iter(workload.batches_after(assignment, drawn))
-    batches = iter(workload.batches(assignment))
-    for _ in range(drawn):
-        next(batches, None)
-    return batches
+        return iter(workload.batches_after(assignment, drawn)), 0
+    return iter(workload.batches(assignment)), drawn
 
 
 def loss_of(workload: Workload, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
@@ -157,6 +160,17 @@ def value_of(workload: Workload, model: torch.nn.Module) -> float:
     raise ConfigError(
         f"{type(workload).__name__}.evaluate() returned {type(found).__name__}; correct it, to return one number"
     )
+
+
+def check_whole(what: str, options: object, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Check options, which are attributes, against the least and the most that each may be. Raises ConfigError.
+
+    A manifest may come from anybody, and memory for a model of any size ends whoever asks for it.
+    """
+    for option, (least, most) in ranges.items():
+        value = getattr(options, option)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ConfigError(f"{what}: {option} is {value!r}, expected a whole number from {least} to {most}")
 
 
 class WorkloadError(ConfigError):

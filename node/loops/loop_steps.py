@@ -121,12 +121,15 @@ class Tally:
         self._resumed_at = now
 
     def add(self, steps: int, tokens: int, loss: torch.Tensor | float | None) -> None:
-        """Count steps that were made. Raises ConfigError for a loss of several values."""
+        """Count steps that were made. Raises ConfigError for a loss of several values.
+
+        The loss of a step on no tokens, as on a rank's part of a batch that is all masked, counts where it is a number.
+        """
         if isinstance(loss, torch.Tensor) and loss.numel() != 1:
             raise ConfigError(f"step(loss=) was given {loss.numel()} values; give it the mean loss of the step")
         self.steps += steps
         self.tokens += tokens
-        if loss is not None:
+        if loss is not None and (tokens or not math.isnan(loss)):
             self._loss = self._loss + (loss.detach().float() if isinstance(loss, torch.Tensor) else float(loss))
             self._losses += 1
 

@@ -26,7 +26,7 @@ from shoal.collectives.state import CertifiedState, HeldState, PolicyImage, Stat
 from shoal.node.outcome import RoundCertified
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.finals_file import FinalsWriter
-from shoal.protocol.errors import ConfigError, StorageError
+from shoal.protocol.errors import ConfigError, NetworkError, StorageError
 from shoal.protocol.messages import NO_HASH, Certificate, Plan, Report, Value
 from shoal.protocol.planning import split_codec
 
@@ -147,8 +147,19 @@ class StateTransition:
         await self._hold(state)
 
     async def draw(self, certified: bytes) -> None:
-        """Draw S(0), and hold it if it has the certified digest, or none is certified."""
-        state = await self._p.training_client.initial_state(self._cache.vectors)
+        """Draw S(0), and hold it if it has the certified digest, or none is certified.
+
+        Where a certified one is not drawn in time, the others have it. Else the trainer is waited for: one that hangs
+        is started again, and its user may leave meanwhile.
+        """
+        while True:
+            try:
+                state = await self._p.training_client.initial_state(self._cache.vectors)
+                break
+            except NetworkError as error:
+                logger.warning("no state to begin on yet: %s", error)
+                if certified != NO_HASH:
+                    return
         if certified in (NO_HASH, await trio.to_thread.run_sync(self._cache.digest, state)):
             await self._hold(state)
 

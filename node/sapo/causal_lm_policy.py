@@ -23,10 +23,14 @@ from torch.nn import functional
 from shoal.node.sapo.policies import PolicyLimits
 from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together, spans_of
 from shoal.node.training.devices import pick_device
+from shoal.node.workload import check_whole
 from shoal.node.workloads.causal_lm_model import EXPORT_FOLDER, find_model, load_model, load_tokenizer
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest_rollouts import COMPLETION_TOKENS_LIMIT
 
 RANK_LIMIT: Final = 1024
+ALPHA_LIMIT: Final = 1 << 16
+PROMPT_LIMIT: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +50,16 @@ class CausalLMSettings:
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""
-        if min(self.prompt_tokens, self.completion_tokens, self.lora_alpha) < 1:
-            raise ConfigError("a policy's prompt_tokens, completion_tokens and lora_alpha must be at least 1")
-        if not 0 <= self.lora_rank <= RANK_LIMIT:
-            raise ConfigError(f"a policy's lora_rank must be 0 to {RANK_LIMIT}, not {self.lora_rank}")
+        check_whole(
+            "policy 'causal-lm-policy'",
+            self,
+            {
+                "prompt_tokens": (1, PROMPT_LIMIT),
+                "completion_tokens": (1, COMPLETION_TOKENS_LIMIT),
+                "lora_alpha": (1, ALPHA_LIMIT),
+                "lora_rank": (0, RANK_LIMIT),
+            },
+        )
         if not self.temperature > 0:
             raise ConfigError(f"a policy's temperature must be above 0, not {self.temperature}")
 

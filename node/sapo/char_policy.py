@@ -18,8 +18,10 @@ from torch.nn import functional
 from shoal.node.sapo.policies import PolicyLimits
 from shoal.node.sapo.policy import Batch, Rollout, Sample, completion_mask, extend_together, spans_of
 from shoal.node.sapo.warm_up import WarmUpSettings
-from shoal.node.workloads.gpt import LAYOUTS, Cache, Gpt, GptSettings, Style
+from shoal.node.workload import check_whole
+from shoal.node.workloads.gpt import LAYOUTS, SIZES, Cache, Gpt, GptSettings, Style
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest_rollouts import COMPLETION_TOKENS_LIMIT
 
 PAD: Final = 0
 END: Final = 1
@@ -35,6 +37,12 @@ PACKED_SAMPLES: Final = 16
 
 LIVE_SHARE: Final = 0.75
 """Of the rows of a batch: with fewer that go on, those that are done are taken out."""
+
+PROMPT: Final = 1, 1 << 13
+COMPLETION: Final = 1, COMPLETION_TOKENS_LIMIT
+"""The least and the most characters of a prompt, and tokens of a completion."""
+WARM_UP_LIMIT: Final = 100_000
+"""Updates, at most."""
 
 ALPHABET: Final = string.digits + string.ascii_letters + string.punctuation + " \n"
 
@@ -60,9 +68,7 @@ class CharModelSettings:
         """Raises ConfigError for what no model can be made of."""
         if self.style not in LAYOUTS:
             raise ConfigError(f"the character model's style must be one of {', '.join(LAYOUTS)}, not {self.style!r}")
-        for name in ("width", "layers", "heads", "prompt_chars", "completion_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"the character model's {name} must be at least 1, not {getattr(self, name)}")
+        check_whole("policy 'char-policy'", self, {**SIZES, "prompt_chars": PROMPT, "completion_tokens": COMPLETION})
         parts = self.heads if self.style == "learned" else 2 * self.heads
         if self.width % parts:
             what = "its heads" if self.style == "learned" else "twice its heads"
@@ -268,9 +274,8 @@ class CharPolicyFactory:
         warm_up_updates: int = 800,
     ) -> None:
         """Raises ConfigError."""
-        for name, value in (("width", width), ("layers", layers), ("heads", heads), ("prompt_chars", prompt_chars)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"policy 'char-policy': {name} = {value!r} is no whole number; write one")
+        self.warm_up_updates = warm_up_updates
+        check_whole("policy 'char-policy'", self, {"warm_up_updates": (0, WARM_UP_LIMIT)})
         self._settings = CharModelSettings(
             width=width, layers=layers, heads=heads, prompt_chars=prompt_chars, alphabet=alphabet, style=style
         )

@@ -300,24 +300,33 @@ class Accounts(_Standing):
         """Stand on a new anchor, ``(numel,) float32``, by the rules at the top of the module.
 
         It is to stay as it is until the next one is applied: the base may be the anchor itself.
-        `round`, `taken` and `fresh` are those of the message `Apply`. Raises LocalError, with nothing changed, if
-        `taken` names neither the mark nor a number older than this base.
+        `round`, `taken` and `fresh` are those of the message `Apply`: a fresh one is stood on exactly, and what was
+        restored is dropped too. Raises LocalError, with nothing changed, if `taken` names neither the mark nor a number
+        older than this base.
         """
-        if self._base is None:
+        if fresh:
+            self._forget()
+            self._flat.scatter(self._rebase(anchor))
+            self._settled = max(self._issued, taken)
+        elif self._base is None:
             self._apply_first(anchor, round)
             self._settled = max(self._settled, taken)
-        elif fresh:
-            self._flat.scatter(self._rebase(anchor))
-            self._tokens, self.steps, self._mark = [0] * self._fragments.count, 0, None
-            self._settled = self._issued
         else:
             self._apply(anchor, self._base, self._taken(taken))
             self._settled = max(self._settled, taken)
         if self._restored_round is not None and round is not None and round > self._restored_round:
             self.steps = 0  # rounds went by while this node was away: the work is kept, the place in them is not
 
+    def _forget(self) -> None:
+        """Drop all progress, what was restored too."""
+        self._restored = self._spent = self._mark = None
+        self._tokens, self.steps = [0] * self._fragments.count, 0
+
     def _apply_first(self, anchor: Vector, round: int | None) -> None:
         """Stand on the first anchor, with what was restored where it belongs to it."""
+        saved = self._restored
+        if saved is not None and saved.local is not None and round is not None and round > saved.round:
+            self._forget()  # it stood on an anchor that is gone: on this one it would take back what others learnt
         saved, self._restored = self._restored, None
         local = base = self._rebase(anchor)
         if saved is not None and saved.local is not None:

@@ -42,6 +42,8 @@ from shoal.protocol.errors import ConfigError, LocalError
 logger = logging.getLogger(__name__)
 
 PROGRESS_PERIOD_S = 1.0
+SKIP_S = 1.0
+"""Batches that were drawn before a restart are skipped for so long at a time: orders are looked at in between."""
 NONFINITE_LIMIT_STEPS = 10
 """So many steps in a row with an infinite loss or gradient, and training has failed."""
 SAME_FIRST_BATCH = (
@@ -131,7 +133,8 @@ class Replica:
         self._tally = _Tally(began=time.monotonic())
         self._assignment: Assignment | None = None
         self._batches: Iterator[Any] = iter(())
-        self._drawn = 0  # batches of the assignment
+        self._drawn = 0  # batches of the assignment, with those that are still to be skipped
+        self._to_skip = 0
         self._exhausted = False  # it has no more; who asks again gets them from the first one
         self._first: tuple[int, bytes] | None = None  # round, and hash of its first batch
         self._told: set[str] = set()  # what its user was warned of
@@ -233,20 +236,35 @@ class Replica:
     def _open_stream(self, assignment: Assignment) -> None:
         """Begin with this share of the data, or go on in it where a restored trainer had come to."""
         torch.manual_seed(assignment.stream_seed)  # dropout too follows the share, not the past
-        restored, self._restored = self._restored, None
-        resumed = restored is not None and restored.counters.assignment == assignment
-        self._drawn = restored.counters.drawn if restored is not None and resumed else 0
-        self._batches = self._stream(assignment)
+        if self._restored is not None and self._restored.counters.assignment != assignment:
+            self._restored = None
+        self._drawn = self._restored.counters.drawn if self._restored is not None else 0
+        self._batches, self._to_skip = self._stream(assignment)
         self._assignment, self._exhausted = assignment, False
-        if restored is not None and resumed:
-            restored.random.restore(self._device)
+        self._go_on_in_stream()
 
-    def _stream(self, assignment: Assignment) -> Iterator[Any]:
-        """The batches of this share after those drawn."""
+    def _stream(self, assignment: Assignment) -> tuple[Iterator[Any], int]:
+        """The batches of this share after those drawn, and how many are to be skipped before that."""
         return batches_from(self._workload, assignment, self._drawn)
 
+    def _skip(self) -> None:
+        """Skip batches for `SKIP_S`, one at least."""
+        ends_at = time.monotonic() + SKIP_S
+        while self._to_skip:
+            next(self._batches, None)
+            self._to_skip -= 1
+            if time.monotonic() >= ends_at:
+                break
+        self._go_on_in_stream()
+
+    def _go_on_in_stream(self) -> None:
+        """Have the random numbers of a restored trainer, once all batches are skipped that it had drawn."""
+        if self._restored is not None and not self._to_skip:
+            self._restored.random.restore(self._device)
+            self._restored = None
+
     def step(self, out: Vector) -> Progress | Contribution | Trained | None:
-        """Make one inner step; return a report where one is due.
+        """Make one inner step, or skip batches that were drawn before a restart; return a report where one is due.
 
         The step that completes a contributing stretch settles base − local of the round's fragment, or where gradients
         are exchanged that of its batch. It or, where the values travel from a device meanwhile, a step of overlap soon
@@ -256,6 +274,9 @@ class Replica:
         order, tally = self._order, self._tally
         if order is None:
             raise LocalError("a step without a stretch")
+        if self._to_skip:
+            self._skip()
+            return None
         began = time.monotonic()
         batch = next(self._batches, None)
         if batch is None and self._drawn and not self._order_steps:  # they had ended with the stretch before this one
@@ -303,13 +324,15 @@ class Replica:
 
         round: the last one whose contribution is in it. midway: see `Accounts.saved`. Raises before an `apply`.
         """
+        restored = self._restored  # it has not come to where that was
         return InnerState.of(
             self.accounts.saved(round, midway=midway),
             self.layout,
             self._device,
             own=self.inner_state_tensors(),
-            assignment=self._assignment,
-            drawn=self._drawn,
+            assignment=self._assignment if restored is None else restored.counters.assignment,
+            drawn=self._drawn if restored is None else restored.counters.drawn,
+            random=None if restored is None else restored.random,
         )
 
     def copied_at(self, events: Sequence[torch.cuda.Event]) -> None:

@@ -124,8 +124,12 @@ class InnerState:
         own: Sequence[tuple[str, torch.Tensor]] = (),
         assignment: Assignment | None = None,
         drawn: int = 0,
+        random: RandomState | None = None,
     ) -> Self:
-        """Collect what is kept beside these accounts. own: of optimizer and model; drawn: batches of the assignment."""
+        """Collect what is kept beside these accounts. own: of optimizer and model; drawn: batches of the assignment.
+
+        random: where it is not that of this process now.
+        """
         vectors = (("kept", accounts.kept), ("local", accounts.local))
         counters = InnerCounters(
             layout=layout.digest.hex(),
@@ -137,7 +141,7 @@ class InnerState:
             drawn=drawn,
         )
         tensors = [*own, *((name, value) for name, value in vectors if value is not None)]
-        return cls(tensors, counters, RandomState.capture(device))
+        return cls(tensors, counters, random or RandomState.capture(device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,8 @@ def _start(order: RankStart, store: int) -> Shard:
 def _follow(order: RankOrder, shard: Shard) -> None:
     match order:
         case Open():
-            shard.open(order.assignment, order.drawn)
+            for _ in range(shard.open(order.assignment, order.drawn)):
+                shard.draw()
         case Do():
             PARTS[order.what](shard)
         case Clip():

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from shoal.node.training.cut_tensors import own_rows, put, whole
 from shoal.node.training.flat_parameters import FlatParameters, own_buffers
@@ -82,6 +83,9 @@ class Shard:
         flat = FlatParameters(self.model, frozen=not start.sync.gradients, chunk_values=start.sync.chunk_values)
         self.layout = flat.layout
         _shard(self.model, device, processes)
+        self._outputs: list[torch.Tensor] = []
+        """Of the forward passes since a part of a batch was begun."""
+        self.model.register_forward_hook(self._saw_output)
         self._trained = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.moved_names = () if start.sync.gradients else tuple(self._trained)
         moved = [self._trained[name] for name in self.moved_names]
@@ -90,12 +94,13 @@ class Shard:
         self._random = torch.get_rng_state()  # of the batches, which are the same in all ranks
         self._resting: HostCopies | None = None
 
-    def open(self, assignment: Assignment, drawn: int) -> None:
-        """Begin with this share of the data after its first `drawn` batches."""
+    def open(self, assignment: Assignment, drawn: int) -> int:
+        """Begin with this share of the data after its first `drawn` batches; returns how many are to be skipped."""
         torch.manual_seed(assignment.stream_seed)
-        self._batches = batches_from(self._workload, assignment, drawn)
+        self._batches, to_skip = batches_from(self._workload, assignment, drawn)
         self._random = torch.get_rng_state()
         torch.manual_seed(assignment.stream_seed + self.rank)  # dropout differs from rank to rank
+        return to_skip
 
     def draw(self) -> Any:
         """The next batch, whole, or None at the end. No collective: all ranks draw the same."""
@@ -116,10 +121,13 @@ class Shard:
         sums = torch.zeros(2, dtype=torch.float64)
         for number in range(self.rank * self._accumulate, (self.rank + 1) * self._accumulate):
             loss, tokens = loss_of(self._workload, self.model, to_device(parts[number], self._device))
+            outputs, self._outputs = self._outputs, []
             if tokens and number < counted_parts:
                 (loss * tokens).backward()  # type: ignore[no-untyped-call]
                 sums += torch.tensor((float(loss.detach()) * tokens, tokens), dtype=torch.float64)
             else:  # the mean over nothing is no number, and a copy not to be counted; yet the others wait for this
+                for output in outputs:  # 0 / 0 has no gradient, whatever it is multiplied by
+                    output.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
                 (loss.nan_to_num() * 0).backward()  # type: ignore[no-untyped-call]
         distributed.all_reduce(sums)
         total, counted = sums.tolist()
@@ -127,6 +135,10 @@ class Shard:
             if parameter.grad is not None:
                 parameter.grad.mul_(self._processes / max(1, counted))  # fully_shard takes the mean over ranks
         return total / max(1, counted), int(counted)
+
+    def _saw_output(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            self._outputs += [each for each in tree_leaves(output) if isinstance(each, torch.Tensor) and each.grad_fn]
 
     def clip(self, norm: float) -> float:
         """Scale all gradients so that their norm is at most this; returns what it was."""

@@ -122,10 +122,10 @@ class ShardedReplica(Replica):
         self._flat = ShardedFlat(self._shard, self._ranks)
         self._optimizer = ShardedOptimizer(self._shard, self._ranks)
 
-    def _stream(self, assignment: Assignment) -> Iterator[Any]:
+    def _stream(self, assignment: Assignment) -> tuple[Iterator[Any], int]:
         self._ranks.tell(Open(assignment=assignment, drawn=self._drawn))
-        self._shard.open(assignment, self._drawn)
-        return self._drawn_batches()
+        to_skip = self._shard.open(assignment, self._drawn)
+        return self._drawn_batches(), to_skip
 
     def _drawn_batches(self) -> Iterator[Any]:
         while (batch := self._shard.draw()) is not None:

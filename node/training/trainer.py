@@ -64,6 +64,8 @@ PING_PERIOD_S = 60.0
 """A trainer silent for so long is asked for a sign of life."""
 STALL_DEADLINE_S = 600.0
 """From that question to the answer: one inner step or one evaluation must fit."""
+INITIAL_DEADLINE_S = 60.0
+"""The same of one that is to write S(0), and has nothing else to do: nobody begins before that is there."""
 
 logger = logging.getLogger("shoal.trainer")
 
@@ -370,10 +372,12 @@ class Trainer:
                 await self._prepare(child, memory)
                 await self._take_up(child, cause, task_status)
                 while True:
-                    self._pass_on(await _next_report(child))
+                    self._pass_on(await self._next_report(child))
                     await self._send_waiting(child)
             except (ChildDied, ChildRaised) as ending:
                 return ending
+            except LocalError as error:
+                return ChildDied(f"broke the protocol: {error}")
             finally:
                 self._child = None
 
@@ -385,15 +389,14 @@ class Trainer:
             self._unanswered.clear()
             self._waiting.clear()
             await self._start(child, memory, given)
-            if self._anchored is not None:
-                await self._restore(child, self._anchored.order)
-            restored = self._midway or self._newest  # as of here, unless it is dropped meanwhile
+            restored = None if self._anchored is None else await self._restore(child, self._anchored.order)
             loaded, paused = None, False
             while True:  # any of it may change while it is sent
                 if self._anchored is not None and loaded is not self._anchored:
                     order = self._anchored.order
-                    if loaded is None or restored is not (self._midway or self._newest):
-                        order = Apply(round=order.round, fresh=True)
+                    abandoned = restored is not None and restored is not self._midway and restored is not self._newest
+                    if loaded is None or abandoned:
+                        order = Apply(round=order.round, fresh=abandoned)
                     loaded = self._anchored
                     await self._stand_on_anchor(child, _Lent(order, loaded.anchor))
                 elif given != self._in_force:
@@ -452,23 +455,24 @@ class Trainer:
             self.layout = started.layout
             self.contribution, self._sized = shared_tensors.create(memory, started.layout.numel), True
 
-    async def _restore(self, child: Connection[Report], anchored: Apply) -> None:
-        """Give the child the newest snapshot that it takes.
+    async def _restore(self, child: Connection[Report], anchored: Apply) -> Restore | None:
+        """Give the child the newest snapshot that it takes, and return it; it is dropped if it is abandoned meanwhile.
 
         One amid a round is good for any anchor after it; of another all is, unless it was given for its moments alone,
         if it is of the anchored round or of the one under way: then it was ordered when its contribution had been
         taken.
         """
-        if self._midway is not None and await self._restore_from(child, self._midway):
-            return
+        if (kept := self._midway) is not None and await self._restore_from(child, kept):
+            return kept
         self._midway = None
-        if self._newest is not None:
-            round = self._newest.round
-            exact = self._newest.exact and round in (anchored.round, anchored.round + 1)
-            spent = self._contributed_round > round
-            order = Restore(path=self._newest.path, round=round, exact=exact, spent=spent)
-            if not await self._restore_from(child, order):
-                self._newest = None
+        if (kept := self._newest) is not None:
+            exact = kept.exact and kept.round in (anchored.round, anchored.round + 1)
+            spent = self._contributed_round > kept.round
+            order = Restore(path=kept.path, round=kept.round, exact=exact, spent=spent)
+            if await self._restore_from(child, order):
+                return kept
+            self._newest = None
+        return None
 
     async def _restore_from(self, child: Connection[Report], order: Restore) -> bool:
         """Returns whether the child took this snapshot over."""
@@ -516,6 +520,16 @@ class Trainer:
             self._stands_on = self._unanswered.popleft()
         self._tell(report)
 
+    async def _next_report(self, child: Connection[Report]) -> Report:
+        """Wait for a report. Raises `ChildDied` on a child that does not answer a `Ping` either."""
+        with trio.move_on_after(PING_PERIOD_S):
+            return await child.receive()
+        await child.send(Ping())
+        deadline_s = INITIAL_DEADLINE_S if self._owes_initial else STALL_DEADLINE_S
+        with trio.move_on_after(deadline_s):
+            return await child.receive()
+        raise ChildDied(f"hung: no answer for {deadline_s:g} s")
+
     def _fail(self, failed: Failed) -> None:
         """Tell the daemon that training is over: by an event, or where none is awaited yet, by raising."""
         if not self._announced:
@@ -530,16 +544,6 @@ def _unwritten(order: Snapshot, why: str) -> Snapshotted:
     return Snapshotted(
         round=order.round, path=order.path, copy_s=0.0, write_s=0.0, size_bytes=0, failure=why, midway=order.midway
     )
-
-
-async def _next_report(child: Connection[Report]) -> Report:
-    """Wait for a report. Raises `ChildDied` on a child that does not answer a `Ping` either."""
-    with trio.move_on_after(PING_PERIOD_S):
-        return await child.receive()
-    await child.send(Ping())
-    with trio.move_on_after(STALL_DEADLINE_S):
-        return await child.receive()
-    raise ChildDied(f"hung: no answer for {STALL_DEADLINE_S:g} s")
 
 
 def _other_layout() -> Failed:

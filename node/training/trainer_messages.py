@@ -13,9 +13,8 @@ contribution and mark alone. `Apply` then names the newest number taken, ever:
 * ``taken`` is older than this base: nothing of the replica was taken, and all of it is kept.
 * anything else would lose or double work, and is refused as a bug of the daemon.
 
-``fresh=True`` drops local progress: the replica becomes the anchor exactly. That is also what a restarted
-trainer begins with; numbers go on rising across restarts, so an `Apply` that names a contribution of the
-dead process is understood as older than this base.
+``fresh=True`` drops local progress, and what was restored: the replica becomes the anchor exactly. Numbers go on rising
+across restarts, so an `Apply` that names a contribution of a process that died is understood as older than this base.
 
 **Training goes on beside the round**, by the steps of overlap: an `Apply` that comes before they are made is carried
 out after exactly these. One that comes later is carried out at once, and finds the trainer making the steps for a late

@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from shoal.node.workload import Assignment
+from shoal.node.workload import BATCH_LIMIT, Assignment, check_whole
 from shoal.node.workloads.arithmetic import arithmetic
 from shoal.node.workloads.causal_lm_data import (
     SAMPLE_BY,
@@ -45,6 +45,8 @@ from shoal.protocol.errors import ConfigError
 
 EXTRA = ("transformers", "datasets")
 HELD_OUT_BLOCKS = 64
+SEQUENCE_LIMIT = 1 << 20
+"""Tokens of a block, at most."""
 PROMPTS = ("Once upon a time", "The ")
 
 
@@ -78,10 +80,7 @@ class CausalLMWorkload:
 
     def __post_init__(self) -> None:
         _require_extra()
-        for option, least in (("sequence_length", 2), ("batch", 1)):
-            value = getattr(self, option)
-            if not isinstance(value, int) or value < least:
-                raise _unfit(f"{option} is {value!r}, expected a whole number from {least}")
+        check_whole("workload 'causal-lm'", self, {"sequence_length": (2, SEQUENCE_LIMIT), "batch": (1, BATCH_LIMIT)})
         for option, known in (("init", ("pretrained", "random")), ("sample_by", SAMPLE_BY)):
             if getattr(self, option) not in known:
                 raise _unfit(f"{option} is {getattr(self, option)!r}, expected one of: {', '.join(known)}")

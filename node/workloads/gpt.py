@@ -33,6 +33,12 @@ LAYOUTS: Final[Mapping[Style, Mapping[str, str]]] = {
 """The first parts of a block by what they do, in the order of their parameters, each with its name in files."""
 
 
+SIZES: Final[Mapping[str, tuple[int, int]]] = {"width": (1, 1 << 14), "layers": (1, 256), "heads": (1, 256)}
+"""The least and the most of each option of a model's size."""
+CONTEXT_LIMIT: Final = 1 << 17
+"""Tokens of a row, at most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptSettings:
     """Size and style. `context`: the most tokens of a row. `width` is a multiple of the heads, of twice them if rotary.

@@ -12,8 +12,11 @@ from functools import cached_property
 
 import torch
 
-from shoal.node.workload import Assignment
+from shoal.node.workload import BATCH_LIMIT, Assignment, check_whole
+from shoal.protocol.errors import ConfigError
 
+SIZE = 1, 1 << 20
+NOISE_LIMIT = 1000
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -27,6 +30,14 @@ class RegressionWorkload:
     noise: float = 0.05
     metric = "mean squared error"
     metric_per_loss = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        check_whole("workload 'regression'", self, {"inputs": SIZE, "outputs": SIZE, "batch": (1, BATCH_LIMIT)})
+        if not 0 <= self.noise <= NOISE_LIMIT:
+            raise ConfigError(
+                f"workload 'regression': noise is {self.noise!r}, expected a number from 0 to {NOISE_LIMIT}"
+            )
 
     def build(self) -> torch.nn.Module:
         """A linear layer: ``inputs × outputs`` weights and a bias."""

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from blake3 import blake3
 from torch import nn
 
-from shoal.node.workload import Assignment
+from shoal.node.workload import BATCH_LIMIT, Assignment, check_whole
 from shoal.node.workloads.arithmetic import DTYPES, arithmetic
 from shoal.node.workloads.compiling import as_it_is, check_compiler
 from shoal.node.workloads.continuing import draw_tokens, sample_generator
-from shoal.node.workloads.gpt import Gpt, GptSettings
+from shoal.node.workloads.gpt import CONTEXT_LIMIT, SIZES, Gpt, GptSettings
 from shoal.node.workloads.text_data import Corpus, deal_windows, load_corpus
 from shoal.protocol.errors import ConfigError
 
@@ -56,10 +56,7 @@ class TextWorkload:
     metric_per_loss: float = field(default=1 / math.log(2), init=False)
 
     def __post_init__(self) -> None:
-        for option in ("width", "layers", "heads", "context", "batch"):
-            value = getattr(self, option)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"workload 'text': {option} is {value!r}, expected a whole number from 1")
+        check_whole("workload 'text'", self, {**SIZES, "context": (1, CONTEXT_LIMIT), "batch": (1, BATCH_LIMIT)})
         if self.dtype not in DTYPES:
             raise ConfigError(f"workload 'text': dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         if self.width % (2 * self.heads):

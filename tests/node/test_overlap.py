@@ -297,7 +297,7 @@ def test_contribution_on_its_way_is_reported_before_an_order_is_followed(
 def test_contribution_is_reported_although_the_data_ends_in_the_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     SlowCopies(100, monkeypatch)
     monkeypatch.setattr(
-        inner_loop, "batches_from", lambda workload, share, drawn: islice(workload.batches(share), drawn, STEPS + 1)
+        inner_loop, "batches_from", lambda workload, share, drawn: (islice(workload.batches(share), STEPS + 1), drawn)
     )
     late = STEPS + TAU + 10
     control, _ = live([(late, Apply(round=1, taken=1))], monkeypatch)

@@ -13,7 +13,7 @@ from shoal.collectives.finals import FinalFormat, Finals
 from shoal.node.outcome import Notice, RoundCertified, TakesPart
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state import store as store_module
-from shoal.node.training.trainer_messages import Command, Restore
+from shoal.node.training.trainer_messages import Command, Restore, WriteInitial
 from shoal.protocol.chain import Chain
 from shoal.protocol.effects import Effect
 from shoal.protocol.errors import ConfigError
@@ -119,6 +119,33 @@ def test_a_trainer_that_hangs_keeps_its_node_from_no_round(tmp_path: Path, disks
         number for number in range(3) if box.peers[number] in max(box.values.values(), key=lambda v: v.round).members
     ]
     assert voted == [0, 1, 2]
+
+
+def test_a_trainer_that_writes_no_initial_parameters_is_waited_for_and_ends_no_node(
+    tmp_path: Path, disks: Disks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of all founders, so that nobody has a state: each daemon has another begun, and orders them anew."""
+    box = Box(tmp_path, disks)
+
+    def deaf_at_first(life: Life) -> None:
+        send, asked = life.trainer.send, list[Command]()
+
+        async def send_later(command: Command) -> None:
+            if isinstance(command, WriteInitial) and len(asked) < 2:
+                asked.append(command)
+            else:
+                await send(command)
+
+        life.trainer.send = send_later  # type: ignore[method-assign]
+
+    async def course(box: Box) -> None:
+        box.adjust_trainer = deaf_at_first
+        box.start_all()
+        await box.until_round(2, within_s=600.0)
+
+    box.run(course)
+    assert len(box.values[max(box.values)].members) == 3
+    assert caplog.text.count("no state to begin on yet: the trainer wrote no initial parameters within") == 3 * 2
 
 
 def test_nobody_is_missing_while_a_round_begins(tmp_path: Path, disks: Disks) -> None:

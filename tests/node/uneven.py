@@ -79,6 +79,16 @@ class Uneven:
         return float(torch.nn.functional.cross_entropy(logits, (symbols.flatten() * 3 + 1) % SYMBOLS))
 
 
+class ByHand(Uneven):
+    """Divides by the number of targets by itself: of a part without any that is 0 / 0, and so is its gradient."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
+        logits, targets = model(batch["symbols"]).flatten(0, 1), batch["targets"].flatten()
+        counted = targets != IGNORED
+        losses = torch.nn.functional.cross_entropy(logits, targets.clamp(min=0), reduction="none")
+        return (losses * counted).sum() / counted.sum(), int(counted.sum())
+
+
 class Wide(Uneven):
     """With an embedding large enough for moments in 8 bits; blocks of its rows are not all full."""
 

@@ -60,7 +60,7 @@ def test_progress_is_kept_amid_a_round_and_added_to_a_later_anchor(tmp_path: Pat
     again = Loop()
     order = Restore(path=str(path), round=1, exact=True, midway=True)
     assert again.snapshots.restore(order) == Restored(round=1, path=str(path), exact=True, tokens=7)
-    again.accounts.apply(np.array([4, 4, 4], np.float32), round=3, fresh=True)
+    again.accounts.apply(np.array([4, 4, 4], np.float32), round=3)
     np.testing.assert_array_equal(again.accounts.local().numpy(), [4.5, 4.5, 4.5])
     assert (again.accounts.tokens, again.accounts.steps) == (7, 0)
 

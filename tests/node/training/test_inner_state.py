@@ -17,6 +17,7 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.state.tensor_files import DamagedFile
+from shoal.node.training import inner_loop
 from shoal.node.training.inner_loop import Replica
 from shoal.node.training.inner_state import SPARE, SavedInner, Snapshotter, Writing, Written, take_up
 from shoal.node.training.shared_tensors import Vector
@@ -159,7 +160,7 @@ def test_rounds_after_a_restart_are_those_without_one(tmp_path: Path, optimizer:
     scramble()
     replica = new_replica(optimizer=optimizer)
     replica.restore(saved, exact=True)
-    replica.apply(anchor, fresh=True)
+    replica.apply(anchor)
     again = Life(replica, anchor)
     for number, vector in zip((3, 4), expected, strict=True):
         np.testing.assert_array_equal(again.round(number), vector)
@@ -211,7 +212,7 @@ def test_share_is_gone_on_with_where_it_was_left(tmp_path: Path, seeks: bool) ->
         object.__setattr__(workload, "sought", [])
     replica = new_replica(workload)
     replica.restore(saved, exact=True)
-    replica.apply(anchor, fresh=True)
+    replica.apply(anchor)
     found, again = train(replica, order(2, steps=5), anchor.size)
     assert isinstance(again, Contribution)
     assert again.tokens == 160
@@ -219,6 +220,43 @@ def test_share_is_gone_on_with_where_it_was_left(tmp_path: Path, seeks: bool) ->
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     if isinstance(workload, Seeking):
         assert workload.sought == [2]
+
+
+def test_batches_that_were_drawn_are_skipped_in_pieces_and_a_snapshot_amid_them_is_that_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inner_loop, "SKIP_S", 0.0)
+    life = Life.new()
+    life.round(1)
+    train(life.replica, order(2, steps=3, contribute=False), life.anchor.size)
+    saved, anchor = life.save(tmp_path / "1.trainer", 1, midway=True), life.anchor.copy()
+    expected, _ = train(life.replica, order(2, steps=5), anchor.size)
+
+    scramble()
+    replica, out = new_replica(), np.zeros_like(anchor)
+    replica.restore(saved, exact=True)
+    replica.apply(anchor, round=1)
+    replica.begin(order(2, steps=5))
+    for _ in range(3):
+        assert replica.step(out) is None
+        assert (replica.training, replica.accounts.steps) == (True, 3)
+    scramble()
+    replica = new_replica()
+    replica.restore(saved, exact=True)
+    replica.apply(anchor, round=1)
+    replica.begin(order(2, steps=5))
+    assert replica.step(out) is None
+    again = Life(replica, anchor).save(tmp_path / "again.trainer", 1, midway=True)
+    assert again.counters == saved.counters
+
+    scramble()
+    replica = new_replica()
+    replica.restore(again, exact=True)
+    replica.apply(anchor, round=1)
+    found, report = train(replica, order(2, steps=5), anchor.size)
+    assert isinstance(report, Contribution)
+    assert report.tokens == 160
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
 
 
 SYNCS = [SyncSettings(), SyncSettings(chunk_values=16, fragments=3, mixing=0.5)]
@@ -251,7 +289,7 @@ def test_round_is_gone_on_with_from_its_midst(tmp_path: Path, sync: SyncSettings
     scramble()
     replica = new_replica(sync=sync)
     replica.restore(saved, exact=True)
-    replica.apply(anchor, round=1, fresh=True)
+    replica.apply(anchor, round=1)
     found, again = train(replica, order(2, steps=5), anchor.size)
     assert isinstance(again, Contribution)
     assert (again.tokens, again.steps) == (report.tokens, report.steps - 2)
@@ -292,7 +330,7 @@ def test_work_amid_a_round_goes_along_to_a_later_anchor(tmp_path: Path, sync: Sy
     replica = new_replica(sync=sync)
     replica.restore(saved, exact=True)
     later: F32 = life.anchor + np.linspace(1, 2, life.anchor.size, dtype=np.float32)
-    replica.apply(later, round=3, fresh=True)
+    replica.apply(later, round=3)
     local = replica.accounts.local().numpy()
     np.testing.assert_array_equal(local[begin:], later[begin:])
     np.testing.assert_allclose(local[:end], (later + work)[:end], rtol=1e-5)
@@ -300,6 +338,41 @@ def test_work_amid_a_round_goes_along_to_a_later_anchor(tmp_path: Path, sync: Sy
     _, report = train(replica, order(4, steps=5), later.size)
     assert isinstance(report, Contribution)
     assert (report.steps, report.tokens) == (5, (2 + 5) * 32 // sync.fragments)  # of the fragment, since round 1
+
+
+@pytest.mark.parametrize("sync", SYNCS, ids=["diloco", "streaming"])
+@pytest.mark.parametrize("amid", [False, True])
+def test_nothing_that_was_restored_is_left_on_an_anchor_of_another_history(
+    tmp_path: Path, sync: SyncSettings, amid: bool
+) -> None:
+    life = Life.new(sync)
+    life.round(1)
+    train(life.replica, order(2, steps=2, contribute=False), life.anchor.size)
+    saved = life.save(tmp_path / "saved", 1, midway=amid)
+    replica = new_replica(sync=sync)
+    replica.restore(saved, exact=True)
+    other: F32 = life.anchor * np.float32(2)
+    replica.apply(other, round=1, taken=7, fresh=True)
+    np.testing.assert_array_equal(replica.accounts.local(), other)
+    assert (replica.accounts.tokens, replica.accounts.steps) == (0, 0)
+    replica.apply(other, round=2, taken=7)  # of the process before
+    _, report = train(replica, order(3), other.size)
+    assert isinstance(report, Contribution)
+    assert report.tokens == report.steps * 32 // sync.fragments
+
+
+def test_a_replica_that_anchors_are_mixed_into_is_not_set_on_a_later_one_than_it_stood_on(tmp_path: Path) -> None:
+    """Against that it would take back what the others learnt meanwhile."""
+    sync = SYNCS[1]
+    life = Life.new(sync)
+    life.round(1)
+    saved = life.save(tmp_path / "1.trainer", 1)
+    replica = new_replica(sync=sync)
+    replica.restore(saved, exact=True)
+    later: F32 = life.anchor + np.float32(1)
+    replica.apply(later, round=2)
+    np.testing.assert_allclose(replica.accounts.local()[:4], later[:4])
+    assert replica.accounts.tokens == 0
 
 
 def midway(path: Path) -> Snapshot:
@@ -376,7 +449,7 @@ def test_older_snapshot_gives_moments_only(tmp_path: Path) -> None:
     replica.restore(saved, exact=False)
     assert torch.equal(torch.get_rng_state(), expected)
     assert not torch.equal(before, expected)  # building the model drew from it
-    replica.apply(life.anchor, fresh=True)
+    replica.apply(life.anchor)
     named = dict(replica.model.named_parameters())
     flat = np.concatenate([named[name].detach().numpy().ravel() for name in sorted(named)])
     np.testing.assert_array_equal(flat, life.anchor[: flat.size])  # nothing is kept

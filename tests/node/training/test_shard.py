@@ -92,7 +92,7 @@ def run(rests):
     distributed.destroy_process_group()
     replica = begun(rests)
     replica.restore(SavedInner(Path("1.trainer")), exact=True)
-    replica.apply(anchor, round=1, fresh=True)
+    replica.apply(anchor, round=1)
     replica.wake()
     assert np.array_equal(stretch(replica, 2, anchor), second)
     distributed.destroy_process_group()

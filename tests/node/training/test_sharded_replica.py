@@ -41,7 +41,7 @@ from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import OptimizerName
 from tests.node.lab import Swarm, assert_exact
 from tests.node.told_trainer import ToldTrainer, expect, running
-from tests.node.uneven import Uneven, Wide
+from tests.node.uneven import ByHand, Uneven, Wide
 
 DEADLINE_S = 300.0
 """Importing torch's distributed parts in several processes takes long on a busy machine."""
@@ -255,11 +255,11 @@ async def test_a_snapshot_is_gone_on_from_by_another_number_of_processes(tmp_pat
     np.testing.assert_allclose(out, third, **CLOSE)
 
 
-@pytest.mark.long
-async def test_two_processes_contribute_the_gradient_that_one_does() -> None:
-    """The strategy ddp, with each part of a batch in parts again: six of five rows."""
+@pytest.mark.parametrize("workload", [pytest.param(Uneven, marks=pytest.mark.long), ByHand])
+async def test_two_processes_contribute_the_gradient_that_one_does(workload: type[Uneven]) -> None:
+    """The strategy ddp, with each part of a batch in parts again: six of five rows, of which two have no tokens."""
     sync = SyncSettings(gradients=True)
-    single = Replica(Uneven(), seed=SEED, inner=INNER, device=torch.device("cpu"), sync=sync)
+    single = Replica(workload(), seed=SEED, inner=INNER, device=torch.device("cpu"), sync=sync)
     anchor = np.zeros(single.layout.numel, np.float32)
     single.write_initial(anchor)
     single.apply(anchor, round=0, fresh=True)
@@ -268,13 +268,13 @@ async def test_two_processes_contribute_the_gradient_that_one_does() -> None:
     expected = np.zeros_like(anchor)
     told = single.step(expected)
     assert isinstance(told, Contribution)
-    async with running(spec(accumulate=3, gradients=True)) as trainer:
+    async with running(spec(workload.__name__, accumulate=3, gradients=True)) as trainer:
         assert trainer.layout == single.layout
         await trainer.apply(Apply(round=0, fresh=True), anchor.copy())
         await expect(trainer, Applied)
         await trainer.send(order)
         found = await expect(trainer, Contribution)
-        assert found.tokens == told.tokens
+        assert (found.tokens, found.loss) == (told.tokens, pytest.approx(told.loss, abs=1e-5))
         np.testing.assert_allclose(trainer.contribution, expected, **CLOSE)
         assert np.abs(expected).max() > INNER.clip_norm / 10
 

@@ -104,6 +104,7 @@ while data := control.recv(1 << 16):
                 answer = Contribution(
                     number=number, round=round, tokens=0, steps=0, loss=lr, seconds=lr_of_anchor, tokens_per_s=0.0,
                     blocked_s=float(paused))
+            case Evaluate(): control.sendall(bytes.fromhex(open(heard + ".lie").read()))
             case Stop(): sys.exit(0)
         if answer is not None: control.sendall(frame_of(answer))
 """
@@ -121,6 +122,13 @@ class Stuck(RegressionWorkload):
         with open("stuck.fifo", "w") as fifo:
             fifo.write(str(os.getpid()))
         time.sleep(3600)
+
+class Slow(RegressionWorkload):
+    def batches(self, assignment):
+        for batch in super().batches(assignment):
+            if os.path.exists("slow"):
+                time.sleep(0.5)
+            yield batch
 
 class InBuild(RegressionWorkload):
     def build(self):
@@ -379,6 +387,30 @@ async def test_an_anchor_that_comes_when_a_restarted_trainer_is_nearly_ready_lea
         assert (await expect(trainer, Contribution)).tokens == 32 + (0 if abandoned else restored.tokens)
 
 
+@pytest.mark.usefixtures("copied")
+async def test_a_state_that_is_gone_back_to_while_a_new_trainer_restores_is_all_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+        anchor = await amid_its_round(trainer)
+        await trainer.send(Snapshot(round=0, path=str(tmp_path / "midway"), base=b"anchor"))
+        await expect(trainer, Snapshotted)
+        send = Connection.send
+
+        async def told(child: Connection[Report], command: Command, *, lent: int | None = None) -> None:
+            await send(child, command, lent=lent)
+            if isinstance(command, Restore):
+                await trainer.apply(Apply(round=2, fresh=True), anchor)
+
+        monkeypatch.setattr(Connection, "send", told)
+        kill(trainer)
+        assert (await expect(trainer, Restored)).tokens > 0
+        assert (await expect(trainer, Restarted)).round == 2
+        await trainer.send(Train(round=3, steps=1, assignment=SHARE))
+        assert (await expect(trainer, Contribution)).tokens == 32
+        assert np.abs(trainer.contribution).max() < 10 * InnerSettings().lr, "of one step, and not of thousands"
+
+
 async def test_what_a_restart_gave_for_its_moments_alone_is_so_given_to_the_next_trainer(fake: TrainerSpec) -> None:
     """It is of the same round in a history that was given up."""
     async with running(fake) as trainer:
@@ -546,6 +578,66 @@ async def test_hung_trainer_is_replaced(fake: TrainerSpec, monkeypatch: pytest.M
         monkeypatch.setattr(trainer_module, "STALL_DEADLINE_S", 600.0)  # the next may be as slow as it likes
         await trainer.send(Train(round=1, steps=1, assignment=SHARE))
         await expect(trainer, Contribution)
+
+
+@pytest.mark.parametrize(
+    ("lie", "told"),
+    [
+        (frame_of(Applied(round=1)), "applied an anchor that it was not given"),
+        (b"\0\0\0\1\x01", "not a report"),
+        (b"\xff\xff\xff\xff", "control frame of 4294967295 bytes"),
+    ],
+)
+async def test_trainer_that_talks_nonsense_ends_itself_alone(
+    fake: TrainerSpec, tmp_path: Path, lie: bytes, told: str
+) -> None:
+    (tmp_path / "heard.lie").write_text(lie.hex())
+    async with running(replace(fake, options={"heard": str(tmp_path / "heard")})) as trainer:
+        await trainer.send(Evaluate(round=0))
+        cause = (await expect(trainer, Restarted)).cause
+        assert cause.startswith("broke the protocol: ")
+        assert told in cause
+        await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+        await expect(trainer, Contribution)
+
+
+@pytest.mark.usefixtures("copied")
+async def test_trainer_that_skips_what_it_had_drawn_before_its_restart_is_not_taken_for_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    async with running(TrainerSpec(workload="faulty:Slow", seed=3, device="cpu")) as trainer:
+        await trainer.send(WriteInitial())
+        await expect(trainer, Initial)
+        await trainer.apply(Apply(round=0), trainer.contribution.copy())
+        await expect(trainer, Applied)
+        await trainer.send(Train(round=1, steps=10, assignment=SHARE, contribute=False))
+        await expect(trainer, Trained)
+        await trainer.send(Snapshot(round=0, path=str(tmp_path / "midway"), base=b"anchor"))
+        await expect(trainer, Snapshotted)
+        (tmp_path / "slow").touch()
+        kill(trainer)
+        await expect(trainer, Restored)
+        await expect(trainer, Restarted)
+        monkeypatch.setattr(trainer_module, "PING_PERIOD_S", 0.05)
+        monkeypatch.setattr(trainer_module, "STALL_DEADLINE_S", 3.0)
+        await trainer.send(Train(round=1, steps=11, assignment=SHARE))
+        assert (await expect(trainer, Contribution)).tokens == 11 * 32
+
+
+async def test_trainer_that_hangs_over_the_initial_parameters_is_replaced_soon_and_the_next_owes_them(
+    fake: TrainerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "PING_PERIOD_S", 0.05)
+    monkeypatch.setattr(trainer_module, "INITIAL_DEADLINE_S", 2.0)
+    monkeypatch.setattr(trainer_module, "STOP_DEADLINE_S", 0.1)
+    async with running(replace(fake, options={"fuse": str(tmp_path / "none")})) as trainer:
+        kill(trainer, signal.SIGSTOP)
+        await trainer.send(WriteInitial())
+        with trio.fail_after(60.0):
+            assert (await expect(trainer, Restarted)).cause == "hung: no answer for 2 s"
+        await expect(trainer, Initial)
 
 
 async def test_numbers_rise_across_restarts(fake: TrainerSpec) -> None:

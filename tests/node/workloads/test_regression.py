@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
-from shoal.node.workload import Assignment
+from shoal.node.workload import Assignment, Scalar, load_workload
 from shoal.node.workloads.regression import RegressionWorkload
+from shoal.protocol.errors import ConfigError
 
 
 def share(member: int, round_: int = 1) -> Assignment:
@@ -42,3 +44,21 @@ def test_regression_reaches_the_noise() -> None:
     assert before > 1.0
     with torch.no_grad():
         assert workload.evaluate(model) < 2 * workload.noise**2
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "expected"),
+    [
+        ("regression", "inputs", 1 << 40, "expected a whole number from 1 to 1048576"),
+        ("regression", "batch", True, "expected a whole number from 1 to 65536"),
+        ("regression", "noise", -1.0, "expected a number from 0 to 1000"),
+        ("text", "width", 10**9, "expected a whole number from 1 to 16384"),
+        ("text", "context", 10**9, "expected a whole number from 1 to 131072"),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused_in_one_line_with_that(
+    name: str, option: str, value: Scalar, expected: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_workload(name, {option: value}, None)
+    assert str(caught.value) == f"workload {name!r}: {option} is {value!r}, {expected}"
