@@ -8,7 +8,8 @@
       nobody is left ─► Wait, and everybody again, if somebody was busy; else GivenUp
 
 Sans-IO; `shoal.swarm.rollouts` carries it out. What was received counts against the budget of the fetch, whatever
-becomes of it, and a server is asked only if the budget has room for all of the group.
+becomes of it, and a server is asked only if the budget has room for all of the group. Where what comes is no group of
+the announced size, it is asked for up to its end, or GROUP_LIMIT_BYTES: the right hash proves that the size was a lie.
 """
 
 from __future__ import annotations
@@ -16,11 +17,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
-from shoal.protocol.rollouts import CHUNK_LIMIT_BYTES, GroupChunk, GroupRequest, Reason, RolloutError, digest_of
+from shoal.protocol.rollouts import (
+    CHUNK_LIMIT_BYTES,
+    GROUP_LIMIT_BYTES,
+    GroupChunk,
+    GroupRequest,
+    Reason,
+    RolloutError,
+    digest_of,
+)
 
 BUSY_LIMIT = 25
 """Times that busy servers of one group are asked again."""
@@ -174,12 +184,13 @@ class GroupPull:
         """
         if self._peer is None:
             raise LocalError("an answer to a question that nobody was asked")
+        peer = self._peer if self._peer == self._offer.origin else None
         if chunk.status == "absent":
-            self.failed()
+            self._take_end(peer)
         elif chunk.status == "busy":
             self._busy()
         else:
-            self._take(chunk.data, self._peer if self._peer == self._offer.origin else None)
+            self._take(chunk.data, peer)
 
     def _busy(self) -> None:
         if self._data:
@@ -195,17 +206,31 @@ class GroupPull:
         if fits and len(self._data) < self.size_bytes:
             return
         whole = bytes(self._data)
-        is_whole = digest_of(whole) == self._offer.digest
-        if is_whole and not fits:
-            self._end = GivenUp(spent=False)
-            origin = self._offer.origin
-            raise RolloutError("a group of another size than announced", reason=Reason.MISLABELLED, peer=origin)
-        if not fits:
-            raise RolloutError("a chunk of another size than the group's", reason=Reason.MALFORMED, peer=peer)
-        if not is_whole:
+        if digest_of(whole) == self._offer.digest:
+            if not fits:
+                self._prove_false_size()
+            self._end = Came(whole)
+            self._release()
+        elif len(data) < CHUNK_LIMIT_BYTES or len(whole) >= GROUP_LIMIT_BYTES:  # else more may show that the size lies
+            self._refuse(fits, peer)
+
+    def _take_end(self, peer: PeerId | None) -> None:
+        """There is no more: it ends before it was to, or where a chunk did."""
+        if self._data and digest_of(bytes(self._data)) == self._offer.digest:
+            self._prove_false_size()
+        if len(self._data) >= self.size_bytes:
+            self._refuse(len(self._data) == self.size_bytes, peer)
+        self.failed()
+
+    def _prove_false_size(self) -> NoReturn:
+        self._end = GivenUp(spent=False)
+        origin = self._offer.origin
+        raise RolloutError("a group of another size than announced", reason=Reason.MISLABELLED, peer=origin)
+
+    def _refuse(self, fits: bool, peer: PeerId | None) -> NoReturn:
+        if fits:
             raise RolloutError("other bytes than the group's", reason=Reason.FORGED, peer=peer)
-        self._end = Came(whole)
-        self._release()
+        raise RolloutError("a chunk of another size than the group's", reason=Reason.MALFORMED, peer=peer)
 
     def failed(self) -> None:
         """The group does not come from the server that was asked."""

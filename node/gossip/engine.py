@@ -92,9 +92,9 @@ class GossipEngine:
         self._began_at = 0.0
         self._leave_asked_at: float | None = None
         self._shown_phase = ""
-        self._wanted, self._to_fetch = trio.open_memory_channel[Fetch](1)
+        self._exchanging: Fetch | None = None  # what is fetched, or is to be
+        self._fetch_changed = trio.Event()
         self._fetching = trio.CancelScope()
-        self._exchanging: Fetch | None = None
         self.machine: PairingMachine | None = None
         self.contributors = Contributors()
         self.left = trio.Event()
@@ -270,16 +270,22 @@ class GossipEngine:
         return Standing(round=self.state_round, digest=digest)
 
     async def _carry_out(self, effects: Iterable[Effect]) -> None:
+        assert self.machine is not None
+        if self.machine.phase is not Phase.PAIRED:
+            self._fetch(None)
         for effect in effects:
             if isinstance(effect, Say):
                 self._p.links.send(effect.peer, effect.message)
             elif isinstance(effect, Fetch):
-                self._fetching.cancel()  # what was fetched before is wanted no more
-                self._exchanging = effect
-                await self._wanted.send(effect)
+                self._fetch(effect)
             elif isinstance(effect, Alone):
-                self._fetching.cancel()
                 await self._step_alone(effect)
+
+    def _fetch(self, wanted: Fetch | None) -> None:
+        """Fetch this, and nothing else any more."""
+        self._exchanging = wanted
+        self._fetching.cancel()
+        self._fetch_changed.set()
 
     # -- a round ---------------------------------------------------------------------------------------------
 
@@ -353,8 +359,12 @@ class GossipEngine:
     async def _fetch_wanted(self) -> None:
         """One partner's vector after the other, each within `reduce_deadline_s`."""
         deadline_s = self._p.config.manifest.round.reduce_deadline_s
-        async for wanted in self._to_fetch:
-            began = trio.current_time()
+        while True:
+            await self._fetch_changed.wait()
+            self._fetch_changed = trio.Event()
+            wanted, began = self._exchanging, trio.current_time()
+            if wanted is None:
+                continue
             with trio.CancelScope() as self._fetching:
                 try:
                     with trio.fail_after(deadline_s):

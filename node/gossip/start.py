@@ -7,9 +7,10 @@
 Whoever is no founder asks until somebody has one.
 
 Nothing is certified, so which peer to begin on is a matter of what several say: all founders are heard, or whoever
-answers within HEAR_S of the first that has trained. Founders count, and others only where not all founders answer and
-none of those has trained. A peer is begun on whose round is within NEAR_ROUNDS of the median of theirs (the lower of
-two in the middle); a single one is believed. So whoever names a round far from what the others name is passed over.
+answers within HEAR_S of the first founder that has trained, or FOUNDERS_S of another that has. Founders count, and
+others only where not all founders answer and none of those has trained. A peer is begun on whose round is within
+NEAR_ROUNDS of the median of theirs (the lower of two in the middle); a single one is believed. So whoever names a round
+far from what the others name is passed over.
 
 What remains trust: the weights of that one peer, and its count of tokens, which schedules follow, are its own word.
 Where fewer than half of those who count lie, their round is right, and the weights of one of them may still be wrong:
@@ -40,6 +41,8 @@ from shoal.protocol.identity import PeerId
 ASK_PERIOD_S = 1.0
 HEAR_S = 3.0
 """From the first answer of a peer that has trained: others may need as long for theirs."""
+FOUNDERS_S = 8.0
+"""The same, of one that is no founder: anybody can be the first to answer, and founders may take longer to reach."""
 HEARD_LIMIT_S = 10.0
 """An answer counts for as long: peers train on, or go."""
 NEAR_ROUNDS = 16
@@ -94,7 +97,7 @@ class GossipStart:
         """A peer says where it stands."""
         self._heard[peer] = now, standing
         if standing.round:
-            self._decides_at = min(self._decides_at, now + HEAR_S)
+            self._decides_at = min(self._decides_at, now + (HEAR_S if peer in self._others else FOUNDERS_S))
 
     async def from_disk(self) -> CertifiedState | None:
         """The newest whole state of this node's own. Raises ConfigError if it is of another model."""

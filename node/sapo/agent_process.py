@@ -75,6 +75,7 @@ class Agent:
                 label=begin.policy if section.labels else None,
                 trains=begin.role == "train",
                 updates=UpdateSettings(
+                    together=(section.local + section.external) * section.group_size,
                     learning_rate=begin.learning_rate,
                     optimizer=begin.optimizer,
                     gradient_limit=begin.clip_norm,
@@ -176,6 +177,7 @@ class Agent:
             past,
             swarm_id=self._begin.swarm_id,
             completion_tokens=self._begin.rollouts.completion_tokens,
+            together=self._begin.rollouts.local * self._begin.rollouts.group_size,
         )
         self._sharing.replay_by(replayer.replay, lambda: replayer.rounds)
 

@@ -31,6 +31,8 @@ from shoal.protocol.rollouts import COMPLETION_LIMIT, POLICY_LIMIT_CHARS, Drawn
 TOKEN_REPLY_BYTES = 512
 """Of a reply, for each token: its text, its log-probability, those of its rival, and where it stands."""
 REPLY_BASE_BYTES = 64 << 10
+REPLY_LIMIT_BYTES = 64 << 20
+"""Of a reply with more than one completion: more of them are asked for in several requests."""
 TOKEN_IDS = 2**32
 """Tokens are below it, whatever the vocabulary."""
 REFUSAL_LIMIT_CHARS = 200
@@ -69,6 +71,11 @@ class CompletionsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     def reply_limit_bytes(self) -> int:
         """The most that a reply to it may take."""
         return REPLY_BASE_BYTES + TOKEN_REPLY_BYTES * self.n * self.max_tokens
+
+
+def together(max_tokens: int) -> int:
+    """The most completions of so many tokens that one reply may have."""
+    return max(1, (REPLY_LIMIT_BYTES - REPLY_BASE_BYTES) // (TOKEN_REPLY_BYTES * max_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

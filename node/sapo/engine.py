@@ -396,6 +396,11 @@ class RolloutEngine:
         why = OTHER_REWARDS if reason is Reason.HINT else f"at last for `{reason}`"
         self._p.on_progress(Notice(text=f"groups of {self._p.names.of(peer)} are not taken for a while: {why}"))
 
+    def _say_other_version(self, offer: Offer, here: str) -> None:
+        task, who = offer.announcement.task, self._p.names.of(offer.origin)
+        text = f"{who} has the tasks {task.family!r} in version {task.version}, and this node in {here}"
+        self._p.on_progress(Notice(text=f"{text}: neither takes the other's; install the same everywhere"))
+
     def _wait_for_engine(self, waiting: Waiting) -> None:
         """Say once in each round why its engine gives nothing."""
         logger.warning("%s", waiting.reason)
@@ -469,6 +474,7 @@ class RolloutEngine:
             trust=self._trust,
             seed=assigned_seed(manifest.swarm_id, self._p.identity.peer_id, manifest.workload.seed, 1),
             staleness_rounds=section.staleness_rounds,
+            other_version=self._say_other_version,
         )
 
     def _ready_intake(self) -> Intake:

@@ -26,7 +26,16 @@ import h11
 import msgspec
 
 from shoal.node.option import HostPort
-from shoal.node.sapo.completions import Completion, CompletionsRequest, Prompt, Reply, loaded_in, read_reply, refusal_in
+from shoal.node.sapo.completions import (
+    Completion,
+    CompletionsRequest,
+    Prompt,
+    Reply,
+    loaded_in,
+    read_reply,
+    refusal_in,
+    together,
+)
 from shoal.node.sapo.daemon_line import Stopped
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import NetworkError, RemoteError
@@ -96,7 +105,8 @@ class EngineClient:
                 return None
             began = time.monotonic()
             try:
-                reply = self._ask(prompt, count - len(came), (seed + len(came)) % SAMPLING_SEEDS)
+                wanted = min(count - len(came), together(self._max_tokens))
+                reply = self._ask(prompt, wanted, (seed + len(came)) % SAMPLING_SEEDS)
             except NetworkError as error:
                 self._pause(error)
                 continue

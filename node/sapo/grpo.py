@@ -90,9 +90,9 @@ def truncated_weights(current: torch.Tensor, drawn: torch.Tensor) -> torch.Tenso
     return torch.exp((current - drawn).clamp(max=math.log(TRUNCATION)))
 
 
-def clipped_share(log_probs: torch.Tensor, batch: Batch) -> float:
-    """The share of the batch's tokens whose ratio is beyond the clip on the side where their advantage pulls."""
+def clipped_tokens(log_probs: torch.Tensor, batch: Batch) -> int:
+    """How many of the batch's tokens have a ratio beyond the clip on the side where their advantage pulls."""
     ratio = torch.exp(torch.where(batch.mask, log_probs - batch.old, 0.0))
     up, down = batch.advantages[:, None] > 0, batch.advantages[:, None] < 0
     beyond = (up & (ratio > 1 + CLIP_HIGH)) | (down & (ratio < 1 - CLIP_LOW))
-    return float(beyond[batch.mask].float().mean())
+    return int(beyond[batch.mask].sum())

@@ -22,7 +22,7 @@ from shoal.node.sapo.past_policies import PastPolicies
 from shoal.node.sapo.policy import Policy, Sample
 from shoal.node.sapo.trust import Replayed
 from shoal.protocol.errors import LocalError
-from shoal.protocol.rollouts import Reason, RolloutError, assigned_draws
+from shoal.protocol.rollouts import COMPLETION_LIMIT, Reason, RolloutError, assigned_draws
 from shoal.protocol.wire import SwarmId
 
 SHARE: Final = 2
@@ -42,7 +42,8 @@ class _Claim:
 class Replayer:
     """Goes through others' completions by the policy that they name.
 
-    completion_tokens: the most of one. chance: which completions are gone through.
+    completion_tokens: the most of one. together: completions that are in memory at once; how many a group has is its
+    origin's to say. chance: which completions are gone through.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Replayer:
         *,
         swarm_id: SwarmId,
         completion_tokens: int,
+        together: int = COMPLETION_LIMIT,
         chance: random.Random | None = None,
     ) -> None:
         self._policy = policy
         self._past = past
         self._swarm_id = swarm_id
         self._limit = completion_tokens
+        self._together = together
         self._chance = chance or random.SystemRandom()
         ended = policy.encode_completion("")
         if not ended:
@@ -80,7 +83,11 @@ class Replayer:
         prompt = self._policy.encode_prompt(group.task.question)
         samples = [Sample(prompt=prompt, completion=claim.tokens) for claim in claims]
         with self._past.standing_on(group.policy_version):
-            spans = self._policy.drawn_by(samples)
+            spans = [
+                span
+                for begin in range(0, len(samples), self._together)
+                for span in self._policy.drawn_by(samples[begin : begin + self._together])
+            ]
         origin = group.origin
         assert origin is not None
         missed = 0

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -26,12 +26,12 @@ import msgspec
 from msgspec import Meta
 
 from shoal.node.sapo.groups import mean
-from shoal.node.sapo.tasks import TaskTable
+from shoal.node.sapo.tasks import INDEX_LIMIT, TaskTable
 from shoal.node.sapo.trust import Replayed, Trust
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer, OfferKey
-from shoal.protocol.rollouts import COMPLETION_LIMIT, Reason
+from shoal.protocol.rollouts import COMPLETION_LIMIT, Reason, TaskRef
 from shoal.protocol.wire import SwarmId
 
 VARIANCE_LEAST = 1e-8
@@ -73,12 +73,22 @@ class Tasks:
 class Selector:
     """Filters offers."""
 
-    def __init__(self, tasks: Tasks, trust: Trust, *, staleness_rounds: int) -> None:
+    def __init__(
+        self,
+        tasks: Tasks,
+        trust: Trust,
+        *,
+        staleness_rounds: int,
+        other_version: Callable[[Offer, str], None] = lambda *_: None,
+    ) -> None:
         """`trust`: of whom nothing is drawn, and where a task that its origin was not assigned counts as a fault.
 
-        staleness_rounds: the most of this node's rounds since an offer arrived.
+        staleness_rounds: the most of this node's rounds since an offer arrived. other_version: is told once for each
+        family that another has it in another version than this one.
         """
         self._staleness_rounds = staleness_rounds
+        self._other_version = other_version
+        self._told: set[str] = set()
         self._tasks = tasks
         self._trust = trust
         self._counted: OrderedDict[OfferKey, None] = OrderedDict()
@@ -115,6 +125,8 @@ class Selector:
                 rejected[reason] += 1
                 if reason is Reason.FOREIGN_TASK:
                     self._trust.fault(offer.origin, reason)
+                elif reason is Reason.UNKNOWN_TASK:
+                    self._tell(offer)
         while len(self._counted) > USED_LIMIT:
             self._counted.popitem(last=False)
         # What is offered no more need not be remembered.
@@ -131,17 +143,35 @@ class Selector:
             return Reason.STALE
         if announcement.reward_variance <= VARIANCE_LEAST:
             return Reason.NO_VARIANCE
-        return None if self._is_own_task(offer) else Reason.FOREIGN_TASK
+        return self._reason_against_task(offer)
 
-    def _is_own_task(self, offer: Offer) -> bool:
-        """Return whether the offer is about a task that its origin was assigned."""
+    def _reason_against_task(self, offer: Offer) -> Reason | None:
+        """Refuse what its origin was not assigned; where all but the version is right, it has other code, and no fault.
+
+        Its version is its own word, but nothing of an unknown task is pulled.
+        """
         if offer.key in self._own_tasks:
-            return True
-        task, round_number = offer.announcement.task, offer.announcement.round
-        if not self._tasks.table.is_assigned(self._tasks.swarm_id, offer.origin, round_number, task):
-            return False
+            return None
+        task, own = offer.announcement.task, self._assigned(offer)
+        if task.index >= INDEX_LIMIT or msgspec.structs.replace(task, version=own.version) != own:
+            return Reason.FOREIGN_TASK
+        if task != own:
+            return Reason.UNKNOWN_TASK
         self._own_tasks.add(offer.key)
-        return True
+        return None
+
+    def _assigned(self, offer: Offer) -> TaskRef:
+        """The task that the offer has to be about."""
+        announcement = offer.announcement
+        return self._tasks.table.assigned(
+            self._tasks.swarm_id, offer.origin, announcement.round, announcement.task.index
+        )
+
+    def _tell(self, offer: Offer) -> None:
+        family = offer.announcement.task.family
+        if family not in self._told:
+            self._told.add(family)
+            self._other_version(offer, self._assigned(offer).version)
 
     def _latest(self, offers: list[Offer]) -> list[Offer]:
         """Return the last `OFFERS_PER_ORIGIN` of each peer."""
@@ -199,13 +229,21 @@ class RoundIntake:
 class Intake:
     """One node's way from offers to judged groups; one draw at a time. What verdicts cost whom is decided here."""
 
-    def __init__(self, tasks: Tasks, *, trust: Trust, seed: int, staleness_rounds: int) -> None:
+    def __init__(
+        self,
+        tasks: Tasks,
+        *,
+        trust: Trust,
+        seed: int,
+        staleness_rounds: int,
+        other_version: Callable[[Offer, str], None] = lambda *_: None,
+    ) -> None:
         """`seed`: of the draws. The rest: see `Selector`."""
         self.trust = trust
         self.budget = ByteBudget()
         self.pulled: list[tuple[Offer, bytes]] = []
         """The groups that came and are to be judged, with their offers."""
-        self._selector = Selector(tasks, trust, staleness_rounds=staleness_rounds)
+        self._selector = Selector(tasks, trust, staleness_rounds=staleness_rounds, other_version=other_version)
         self._rng = random.Random(seed)
         self._used: OrderedDict[OfferKey, None] = OrderedDict()
         self._left: list[Offer] = []

@@ -3,7 +3,8 @@
     <folder>/<round>/<digest in hex>    the bytes of one group, held since this node's round
 
 A file's name is the hash of its contents, which is checked when it is read: a torn or foreign file is never served, and
-nothing has to be synced to the disk. Groups expire by rounds; when the store is full, the oldest go first.
+nothing has to be synced to the disk. Groups expire by rounds; when the store is full, the oldest go first. What was
+read last stays in memory: a group is asked for in chunks, and by several one after the other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from shoal.protocol.rollouts import GROUP_LIMIT_BYTES, digest_of
 
 DISK_LIMIT_BYTES = 512 << 20
 GROUP_LIMIT = 65_536
+MEMORY_LIMIT_BYTES = 8 << 20
+"""Of groups that were read: as many as are sent to one peer at once, each as large as may be."""
 HELD_ROUNDS = 1024
 """Of this node's: those of one that only samples are much shorter than those of who takes its groups a few later."""
 
@@ -44,6 +47,8 @@ class GroupStore:
         self._folder = folder
         self._round = 0
         self._held: OrderedDict[bytes, _Held] = OrderedDict()
+        self._read_last: OrderedDict[bytes, bytes] = OrderedDict()
+        self._memory_bytes = 0
         self.disk_bytes = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -62,9 +67,16 @@ class GroupStore:
     def get(self, digest: bytes) -> bytes | None:
         """The bytes of a group, None if it is not held."""
         held = self._held.get(digest)
-        data = None if held is None else self._read(digest, held)
-        if data is None and held is not None:
+        if held is None:
+            return None
+        if digest in self._read_last:
+            self._read_last.move_to_end(digest)
+            return self._read_last[digest]
+        data = self._read(digest, held)
+        if data is None:
             self._drop(digest)
+        else:
+            self._remember(digest, data)
         return data
 
     def keep(self, digest: bytes, data: bytes) -> bool:
@@ -91,6 +103,12 @@ class GroupStore:
             if int(folder.name) < oldest:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def _remember(self, digest: bytes, data: bytes) -> None:
+        self._read_last[digest] = data
+        self._memory_bytes += len(data)
+        while self._memory_bytes > MEMORY_LIMIT_BYTES:
+            self._memory_bytes -= len(self._read_last.popitem(last=False)[1])
+
     def _note(self, digest: bytes, held: _Held) -> None:
         self._held[digest] = held
         self.disk_bytes += held.size_bytes
@@ -98,6 +116,7 @@ class GroupStore:
     def _drop(self, digest: bytes) -> None:
         held = self._held.pop(digest)
         self.disk_bytes -= held.size_bytes
+        self._memory_bytes -= len(self._read_last.pop(digest, b""))
         _remove(self._path(digest, held.round))
 
     def _make_room(self) -> None:

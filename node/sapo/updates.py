@@ -12,7 +12,7 @@ from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.grpo import (
     Batch,
     ExternalTerms,
-    clipped_share,
+    clipped_tokens,
     counts,
     group_advantages,
     grpo_loss,
@@ -32,9 +32,11 @@ class UpdateSettings:
     """The training on a round's rows: in one update.
 
     gradient_limit: the norm that a gradient is cut to. terms: what others' completions count for. optimizer: by the
-    name that a manifest gives it.
+    name that a manifest gives it. together: rows that are in memory at once; None for all. How large others' groups are
+    is theirs to say.
     """
 
+    together: int | None = None
     learning_rate: float = OTHER_LEARNING_RATE
     optimizer: str = ADAMW
     gradient_limit: float = GRADIENT_LIMIT
@@ -135,14 +137,22 @@ class Updater:
         ]
         if not useful:
             return None
-        log_probs = self._policy.log_probs([row.sample for row in useful])
         tokens = sum(len(row.sample.completion) for row in rows)
-        batch = _batch(useful, log_probs.detach(), terms)
+        together = self._settings.together or len(useful)
         self.optimizer.zero_grad(set_to_none=True)
-        grpo_loss(log_probs, batch, tokens=tokens).backward()  # type: ignore[no-untyped-call]
+        clipped = sum(
+            self._add_gradient(useful[begin : begin + together], tokens) for begin in range(0, len(useful), together)
+        )
         norm = torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self._settings.gradient_limit)
         self.optimizer.step()
-        return Update(gradient_norm=float(norm), clipped=clipped_share(log_probs.detach(), batch))
+        return Update(gradient_norm=float(norm), clipped=clipped / sum(len(row.sample.completion) for row in useful))
+
+    def _add_gradient(self, rows: Sequence[Row], tokens: int) -> int:
+        """Add the gradient of these rows, of a loss that is the mean over `tokens`. Returns how many were clipped."""
+        log_probs = self._policy.log_probs([row.sample for row in rows])
+        batch = _batch(rows, log_probs.detach(), self._settings.terms)
+        grpo_loss(log_probs, batch, tokens=tokens).backward()  # type: ignore[no-untyped-call]
+        return clipped_tokens(log_probs.detach(), batch)
 
 
 def _batch(rows: Sequence[Row], current: torch.Tensor, terms: ExternalTerms) -> Batch:

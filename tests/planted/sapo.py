@@ -6,6 +6,62 @@ from tests.planted.bugs import Bug, bug
 
 SAPO: tuple[Bug, ...] = (
     bug(
+        "who lies about the size of a large group is never proven a liar",
+        "tests/protocol/test_group_pull.py::test_who_lies_about_the_size_of_a_large_group_is_to_blame_too",
+        "elif len(data) < CHUNK_LIMIT_BYTES or len(whole) >= GROUP_LIMIT_BYTES:",
+        "else:",
+    ),
+    bug(
+        "a group that is a lie is asked for without end",
+        "tests/protocol/test_group_pull.py::test_wrong_bytes_without_end_are_taken_up_to_the_largest_group",
+        "elif len(data) < CHUNK_LIMIT_BYTES or len(whole) >= GROUP_LIMIT_BYTES:",
+        "elif len(data) < CHUNK_LIMIT_BYTES:",
+    ),
+    bug(
+        "who has other code for a task family is taken for a cheat",
+        "tests/node/sapo/test_selection.py"
+        "::test_who_has_a_family_in_another_version_is_at_no_fault_and_its_other_groups_are_taken",
+        "msgspec.structs.replace(task, version=own.version) != own:",
+        "task != own:",
+    ),
+    bug(
+        "a group is read and hashed for each chunk of it",
+        "tests/node/sapo/test_group_store.py::test_what_was_read_is_neither_read_nor_hashed_again_while_there_is_room",
+        "if digest in self._read_last:",
+        "if False:",
+    ),
+    bug(
+        "groups that were read stay in memory without limit",
+        "tests/node/sapo/test_group_store.py::test_what_was_read_is_neither_read_nor_hashed_again_while_there_is_room",
+        "while self._memory_bytes > MEMORY_LIMIT_BYTES:",
+        "while self._memory_bytes < 0:",
+    ),
+    bug(
+        "another's groups are as many rows in memory as it likes",
+        "tests/node/sapo/test_updates.py::test_no_more_rows_are_in_memory_than_a_node_wants_and_the_update_is_the_same",
+        "together = self._settings.together or len(useful)",
+        "together = len(useful)",
+    ),
+    bug(
+        "another's completions are gone through at once, however many they are",
+        "tests/node/sapo/test_replay.py"
+        "::test_no_more_completions_are_in_memory_than_a_node_wants_and_as_many_tokens_are_missed",
+        """
+        self._limit = completion_tokens
+        self._together = together
+        """,
+        """
+        self._limit = completion_tokens
+        self._together = COMPLETION_LIMIT
+        """,
+    ),
+    bug(
+        "an engine is asked for a reply of any size",
+        "tests/node/sapo/test_engine_client.py::test_no_reply_is_asked_for_that_takes_more_memory_than_one_may",
+        "wanted = min(count - len(came), together(self._max_tokens))",
+        "wanted = count - len(came)",
+    ),
+    bug(
         "a log-probability of an engine that is none once it is packed ends the node",
         "tests/node/sapo/test_completions.py::test_reply_that_is_none_is_refused",
         "except ValueError as error:  # checked there alone",
@@ -357,8 +413,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "offers of tasks that nobody was assigned are drawn",
         "tests/node/sapo/test_selection.py::test_offers_that_may_not_be_drawn_are_counted_by_reason",
-        "    return False\nself._own_tasks.add(offer.key)",
-        "    return True\nself._own_tasks.add(offer.key)",
+        "return Reason.FOREIGN_TASK\n",
+        "return None\n",
     ),
     bug(
         "the judge believes announced rewards",
@@ -590,5 +646,17 @@ SAPO: tuple[Bug, ...] = (
         "tests/node/sapo/test_completion_server.py::test_engine_that_others_reach_takes_models_from_its_own_machine_alone",
         "if not (came_from_here and _names_this_machine(request)):",
         "if not came_from_here:",
+    ),
+    bug(
+        "what a peer is told of offers counts as nothing",
+        "tests/swarm/test_rollouts.py::test_quota_of_bytes_bounds_what_one_peer_is_told_of_offers_and_nobody_else",
+        "if not self._served.take(stream.peer, trio.current_time(), REQUEST_COST_BYTES + len(answer)):",
+        "if False:",
+    ),
+    bug(
+        "asking for what gossip lost costs nothing",
+        "tests/swarm/test_rollouts.py::test_quota_of_bytes_bounds_what_one_peer_is_told_of_offers_and_nobody_else",
+        "await self._send(stream, encode_batch(batch))",
+        "await stream.send(encode_batch(batch), deadline_s=CATCH_UP_DEADLINE_S)",
     ),
 )

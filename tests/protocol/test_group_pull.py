@@ -13,6 +13,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import (
     CHUNK_LIMIT_BYTES,
+    GROUP_LIMIT_BYTES,
     Announcement,
     GroupChunk,
     Reason,
@@ -63,6 +64,13 @@ class Lab:
         assert isinstance(step, Ask)
         return step.peer, step.request.offset, step.until
 
+    def serve(self, group: bytes) -> None:
+        """Answer as one that has this group, until another is asked."""
+        peer = self.asked()[0]
+        while (step := self.asked())[0] == peer:
+            data = group[step[1] : step[1] + CHUNK_LIMIT_BYTES]
+            self.pull.answered(GroupChunk(status="chunk", data=data) if data else ABSENT)
+
     def chunk(self, data: bytes) -> None:
         self.pull.answered(GroupChunk(status="chunk", data=data))
 
@@ -112,6 +120,46 @@ def test_who_announced_another_size_is_to_blame_once_another_has_the_group(size_
     lab.pull.failed()
     assert lab.pull.next(0.0) == GivenUp(spent=False)
     assert (lab.tally.fetched_bytes, lab.budget.left_bytes) == (len(SMALL), 10 * len(DATA) - len(SMALL))
+
+
+LARGEST = bytes(range(256)) * (GROUP_LIMIT_BYTES // 256)
+TOO_LARGE = 2 * LARGEST
+
+
+@pytest.mark.parametrize("size_bytes", [1, CHUNK_LIMIT_BYTES, CHUNK_LIMIT_BYTES + 1, GROUP_LIMIT_BYTES])
+@pytest.mark.parametrize("true_bytes", [2 * CHUNK_LIMIT_BYTES, 3 * CHUNK_LIMIT_BYTES - 1, GROUP_LIMIT_BYTES - 1])
+def test_who_lies_about_the_size_of_a_large_group_is_to_blame_too(size_bytes: int, true_bytes: int) -> None:
+    group = LARGEST[:true_bytes]
+    announcement = msgspec.structs.replace(OFFER.announcement, digest=digest_of(group), size_bytes=size_bytes)
+    lab = Lab(A, B, limit_bytes=10 * len(LARGEST), offer=replace(OFFER, announcement=announcement))
+    lab.asked()
+    lab.pull.answered(ABSENT)
+    with pytest.raises(RolloutError) as caught:
+        lab.serve(group)
+    assert (caught.value.reason, caught.value.peer) == (Reason.MISLABELLED, A)
+    lab.pull.failed()
+    assert lab.pull.next(0.0) == GivenUp(spent=False)
+    assert lab.tally.fetched_bytes == true_bytes == 10 * len(LARGEST) - lab.budget.left_bytes
+
+
+@pytest.mark.parametrize("size_bytes", [1, 2 * CHUNK_LIMIT_BYTES, GROUP_LIMIT_BYTES])
+@pytest.mark.parametrize("wrong_bytes", [2 * CHUNK_LIMIT_BYTES, GROUP_LIMIT_BYTES, 2 * GROUP_LIMIT_BYTES])
+def test_wrong_bytes_without_end_are_taken_up_to_the_largest_group(size_bytes: int, wrong_bytes: int) -> None:
+    announcement = msgspec.structs.replace(OFFER.announcement, size_bytes=size_bytes)
+    lab = Lab(A, B, limit_bytes=2 * GROUP_LIMIT_BYTES, offer=replace(OFFER, announcement=announcement))
+    cut_off = wrong_bytes < size_bytes
+    if cut_off:
+        lab.serve(TOO_LARGE[:wrong_bytes])  # as one that has forgotten it meanwhile
+    else:
+        with pytest.raises(RolloutError) as caught:
+            lab.serve(TOO_LARGE[:wrong_bytes])
+        assert (caught.value.reason, caught.value.peer) == (
+            Reason.FORGED if min(wrong_bytes, GROUP_LIMIT_BYTES) == size_bytes else Reason.MALFORMED,
+            A,
+        )
+        lab.pull.failed()
+    assert lab.tally.fetched_bytes == min(wrong_bytes, GROUP_LIMIT_BYTES)
+    assert lab.asked()[:2] == (B, 0)
 
 
 def test_busy_servers_are_asked_again_after_everybody_else() -> None:

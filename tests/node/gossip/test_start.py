@@ -12,7 +12,7 @@ import trio
 
 from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import CertifiedState, StateHeader, frozen
-from shoal.node.gossip.start import ASK_PERIOD_S, HEAR_S, HEARD_LIMIT_S, GossipStart
+from shoal.node.gossip.start import ASK_PERIOD_S, FOUNDERS_S, HEAR_S, HEARD_LIMIT_S, GossipStart
 from shoal.node.outcome import StateFetched
 from shoal.node.state.fetching import OnProgress
 from shoal.node.state.states import StateCache
@@ -105,7 +105,7 @@ class Beginner:
 
     async def begins_on(self) -> PeerId | None:
         """The peer whose state this node begins on, once those that it waits for had their time."""
-        await trio.sleep(HEAR_S)
+        await trio.sleep(FOUNDERS_S)
         state = await self.attempt()
         return next((peer for peer, one in self.peers.states.items() if one is state), None)
 
@@ -182,6 +182,23 @@ async def test_the_only_one_that_is_there_is_begun_on_once_others_had_their_time
     one.names(C, 5)
     assert await one.attempt() is None
     assert await one.begins_on() == C
+
+
+async def test_a_founder_that_answers_after_a_stranger_is_begun_on(tmp_path: Path) -> None:
+    one = Beginner(tmp_path, founder=False)
+    one.names(C, 5)
+    await trio.sleep(FOUNDERS_S - 0.1)
+    assert await one.attempt() is None
+    one.names(A, 700)
+    await trio.sleep(0.1)
+    assert await one.attempt() is one.peers.states[A]
+
+
+async def test_founders_that_have_trained_are_waited_for_less_long(tmp_path: Path) -> None:
+    one = Beginner(tmp_path, founder=False)
+    one.names(A, 700)
+    await trio.sleep(HEAR_S)
+    assert await one.attempt() is one.peers.states[A]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 
 from shoal.node.option import HostPort
+from shoal.node.sapo import completions as completions_module
 from shoal.node.sapo import engine_client
+from shoal.node.sapo.completions import (
+    REPLY_BASE_BYTES,
+    REPLY_LIMIT_BYTES,
+    TOKEN_REPLY_BYTES,
+    CompletionsRequest,
+    together,
+)
 from shoal.node.sapo.daemon_line import Stopped
 from shoal.node.sapo.engine_client import CHANGE_LIMIT, FAULT_LIMIT, EngineClient
+from shoal.protocol.manifest_rollouts import COMPLETION_TOKENS_LIMIT
 from tests.node.sapo.scripted_engine import Act, ScriptedEngine, answer, completions, http, raw
 
 TWO = completions("a", "b")
@@ -89,6 +98,24 @@ def test_engine_that_gives_fewer_is_asked_for_the_rest_with_the_seeds_that_follo
     assert group is not None
     assert [one.text for one in group.completions] == ["a", "a", "a"]
     assert [(asked.get("n", 1), asked["seed"]) for asked in engine.asked] == [(3, 2**31 - 2), (2, 2**31 - 1), (1, 0)]
+
+
+def test_no_reply_is_asked_for_that_takes_more_memory_than_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = CompletionsRequest(
+        prompt="?",
+        max_tokens=COMPLETION_TOKENS_LIMIT,
+        temperature=1,
+        top_p=1,
+        seed=0,
+        n=together(COMPLETION_TOKENS_LIMIT),
+    )
+    assert (largest.n, largest.reply_limit_bytes <= REPLY_LIMIT_BYTES) == (3, True)
+    monkeypatch.setattr(completions_module, "REPLY_LIMIT_BYTES", REPLY_BASE_BYTES + 2 * 4 * TOKEN_REPLY_BYTES)
+    with ScriptedEngine([], then=completions(*"abc")) as engine:
+        group = Lab(engine.address).client.group("?", 5, 7)
+    assert group is not None
+    assert [one.text for one in group.completions] == ["a", "b", "a", "b", "a"]
+    assert [(asked.get("n", 1), asked["seed"]) for asked in engine.asked] == [(2, 7), (2, 9), (1, 11)]
 
 
 def test_completions_of_two_policies_are_never_in_one_group() -> None:

@@ -147,3 +147,30 @@ def test_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot use the rollout folder"):
         GroupStore(tmp_path / "file" / "rollouts")
+
+
+def test_what_was_read_is_neither_read_nor_hashed_again_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "MEMORY_LIMIT_BYTES", 300)
+    hashed: list[bytes] = []
+    monkeypatch.setattr(store_module, "digest_of", lambda data: hashed.append(data) or digest_of(data))
+    store = GroupStore(tmp_path)
+    groups = [bytes([at]) * 100 for at in range(4)]
+    digests = [keep(store, group) for group in groups]
+    for digest, group in [*zip(digests[:3], groups[:3], strict=True)] * 2:
+        assert store.get(digest) == group
+    assert hashed == groups[:3]
+
+    assert (store.get(digests[0]), store.get(digests[3])) == (groups[0], groups[3])
+    for digest in digests:
+        (tmp_path / "0" / digest.hex()).write_bytes(b"damaged")
+    assert [store.get(digest) for digest in digests] == [groups[0], None, groups[2], groups[3]], "the oldest made room"
+
+    store.advance(1 + store_module.HELD_ROUNDS)
+    assert [store.get(digest) for digest in digests] == [None] * 4
+    again = [keep(store, group * 3) for group in groups[:2]]
+    assert [store.get(digest) for digest in again] == [group * 3 for group in groups[:2]]
+    for digest in again:
+        (tmp_path / str(1 + store_module.HELD_ROUNDS) / digest.hex()).write_bytes(b"damaged")
+    assert [store.get(digest) for digest in again] == [None, groups[1] * 3], "what is dropped takes no room"

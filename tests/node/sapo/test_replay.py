@@ -15,7 +15,7 @@ from shoal.node.sapo.char_policy import END, CharModelSettings, CharPolicy
 from shoal.node.sapo.generation import GroupGenerator
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.past_policies import KEPT, PastPolicies
-from shoal.node.sapo.policy import module_of
+from shoal.node.sapo.policy import Sample, module_of
 from shoal.node.sapo.replay import Replayer
 from shoal.node.sapo.trust import IGNORED_AT, Replayed, Trust
 from shoal.node.training.flat_parameters import FlatParameters
@@ -72,12 +72,13 @@ class Side:
         ]
 
 
-def replayer(side: Side, *, seed: int = 1) -> Replayer:
+def replayer(side: Side, *, seed: int = 1, together: int = SIZE) -> Replayer:
     return Replayer(
         side.policy,
         side.past,
         swarm_id=SWARM,
         completion_tokens=side.policy.settings.completion_tokens,
+        together=together,
         chance=random.Random(seed),
     )
 
@@ -223,3 +224,21 @@ def test_doubt_is_the_logarithm_of_how_much_more_probable_another_policy_is() ->
     assert Replayed(tokens=5, missed=2).doubt == pytest.approx(np.log(0.02**2 * 0.98**3 / (0.001**2 * 0.999**3)))
     assert not Replayed(tokens=5, missed=5).is_proof
     assert Replayed(tokens=10, missed=10).is_proof
+
+
+def test_no_more_completions_are_in_memory_than_a_node_wants_and_as_many_tokens_are_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampler, trainer = two_sides()
+    groups = sampler.draw(7, name=8)
+    found = [replayer(trainer).replay(group) for group in groups]
+    assert any(one.missed for one in found)
+    drawn_by, passes = trainer.policy.drawn_by, list[int]()
+
+    def counting(samples: Sequence[Sample]) -> torch.Tensor:
+        passes.append(len(samples))
+        return drawn_by(samples)
+
+    monkeypatch.setattr(trainer.policy, "drawn_by", counting)
+    assert [replayer(trainer, together=3).replay(group) for group in groups] == found
+    assert passes == [3, 1] * len(groups)

@@ -14,6 +14,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_book import Offer
 from shoal.protocol.rollouts import Reason, TaskRef
 from tests.node.sapo.offering import TASKS, group_of, offer_of, peer_id
+from tests.node.sapo.sums import SUMS
 
 ALICE, BOB = peer_id(1), peer_id(2)
 
@@ -57,6 +58,26 @@ def test_offers_that_may_not_be_drawn_are_counted_by_reason() -> None:
     assert selector.eligible(offers, round_number=10, used={used.key}) == ([fresh], dict.fromkeys(reasons, 1))
     assert selector.eligible(offers, round_number=10, used={used.key}) == ([fresh], {})
     assert trust.demerits(ALICE) == WEIGHTS[Reason.FOREIGN_TASK]  # once
+
+
+def test_who_has_a_family_in_another_version_is_at_no_fault_and_its_other_groups_are_taken() -> None:
+    trust, told = Trust(), list[tuple[PeerId, str, str]]()
+    selector = Selector(
+        TASKS,
+        trust,
+        staleness_rounds=4,
+        other_version=lambda one, here: told.append((one.origin, one.announcement.task.version, here)),
+    )
+    other = [about(offer(at), msgspec.structs.replace(group_of(ALICE, at).task, version="2")) for at in range(5)]
+    same = offer(5)
+    assert selector.eligible([*other, same], round_number=0, used=()) == ([same], {Reason.UNKNOWN_TASK: 5})
+    assert trust.demerits(ALICE) == 0
+    assert told == [(ALICE, "2", SUMS.version)]
+
+    chosen = about(offer(6), msgspec.structs.replace(group_of(ALICE, 7).task, index=6, version="2"))
+    beyond = about(offer(6), msgspec.structs.replace(offer(INDEX_LIMIT).announcement.task, version="2"))
+    for one in (chosen, beyond):
+        assert new_selector().eligible([one], round_number=0, used=()) == ([], {Reason.FOREIGN_TASK: 1})
 
 
 def test_offer_that_is_not_at_hand_for_a_while_is_counted_once() -> None:

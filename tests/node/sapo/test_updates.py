@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -93,6 +94,33 @@ def test_an_update_is_that_of_the_whole_batch_though_rows_without_gradient_are_l
     for one, other, before in zip(*(policy.parameters() for policy in (*policies, fresh)), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
         assert (one - before).abs().max() > 10 * 1e-6
+
+
+@pytest.mark.usefixtures("_smooth_optimizer")
+@pytest.mark.parametrize("terms", get_args(ExternalTerms))
+def test_no_more_rows_are_in_memory_than_a_node_wants_and_the_update_is_the_same(
+    terms: ExternalTerms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parted = (CharPolicy(SETTINGS, seed=1) for _ in range(2))
+    rows, passes = some_rows(whole), list[int]()
+    log_probs = parted.log_probs
+
+    def counting(samples: Sequence[Sample]) -> torch.Tensor:
+        passes.append(len(samples))
+        return log_probs(samples)
+
+    monkeypatch.setattr(parted, "log_probs", counting)
+    settings = UpdateSettings(learning_rate=RATE, terms=terms)
+    expected = Updater(whole, settings).train(rows)
+    update = Updater(parted, replace(settings, together=3)).train(rows)
+    assert expected is not None
+    assert update is not None
+    assert max(passes) == 3
+    assert len(passes) >= 2
+    assert update.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
+    assert update.clipped == expected.clipped
+    for one, other in zip(whole.parameters(), parted.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_own_rows_are_what_was_drawn_with_the_log_probs_of_that_time() -> None:
