@@ -207,11 +207,11 @@ class _Pubsub(pubsub.Pubsub):  # type: ignore[misc]
     """Delivers to a callback; libp2p's own subscription holds 32 messages and drops the newest.
 
     Each peer has one stream in each direction. libp2p writes to ours from two tasks, the outbox's and the one that
-    replays recent messages to a new subscriber; here one message is out before the next begins, since the mixture of
+    sends what waited until the peer was known; here one message is out before the next begins, since the mixture of
     two breaks the stream. And a peer says its subscriptions once, on its own stream: libp2p forgets them when ours
     breaks, for as long as the connection lasts; here they last as long as the connection. Of what a peer says only that
     reaches libp2p which concerns topics of ours (`shoal.swarm.gossip_packets`), and it is read at its rates. Strangers
-    are neither written to nor read: libp2p opens a stream to whoever connects, replays the last messages to whoever
+    are neither written to nor read: libp2p opens a stream to whoever connects, offers the last messages to whoever
     subscribes, and keeps a hundred for each that it cannot write to. What one said waits until it is admitted.
 
     No message is taken, nor passed on, a second time, or once many newer ones of its origin came, however old it is.
