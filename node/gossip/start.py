@@ -122,7 +122,8 @@ class GossipStart:
 
     async def attempt(self, now: float) -> CertifiedState | None:
         """A state to begin on, as far as is known by now. Raises ConfigError if it is of another model."""
-        standings = {peer: said for peer, (at, said) in self._heard.items() if now - at <= HEARD_LIMIT_S}
+        self._heard = {peer: heard for peer, heard in self._heard.items() if now - heard[0] <= HEARD_LIMIT_S}
+        standings = {peer: said for peer, (_, said) in self._heard.items()}
         heard_all = self._others <= standings.keys()
         if heard_all or now >= self._decides_at:
             for peer in self._to_begin_on({peer: said.round for peer, said in standings.items()}, heard_all=heard_all):
