@@ -240,6 +240,7 @@ async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_
     ]
     one.peers.gone = {A}
     one.says(A, state_of(5, seed=5))
+    one.says(B, state_of(9, seed=9))
     assert await one.attempt() is one.peers.states[B]
 
 
