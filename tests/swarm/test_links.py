@@ -475,6 +475,16 @@ async def test_message_that_the_gatekeeper_rejects_ends_the_link() -> None:
         assert far.host.remote_errors == 1
 
 
+async def assert_the_second_is_read_later(near: Node, costly: Node, other: Node) -> None:
+    """Of two messages that one sends; what another says is read at once, and no link ends."""
+    for nonce in (1, 2):
+        costly.links.send(near.peer, nack(nonce))
+    await near.hears(costly, nack(1))
+    await assert_still_talking(near, other)
+    assert (costly.peer, nack(2)) not in near.gate.heard
+    assert costly.peer in near.links.linked()
+
+
 async def test_link_whose_messages_cost_much_is_read_later_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     async with nodes(1, 2, 3) as (near, costly, other):
         await costly.join(near)
@@ -482,12 +492,7 @@ async def test_link_whose_messages_cost_much_is_read_later_and_others_are_not(mo
         await until(lambda: {costly.peer, other.peer} <= near.links.linked())
         spent_s = lambda: 60.0 * sum(peer == costly.peer for peer, _ in near.gate.heard)  # noqa: E731
         monkeypatch.setattr(links, "thread_time", spent_s)
-        for nonce in (1, 2):
-            costly.links.send(near.peer, nack(nonce))
-        await near.hears(costly, nack(1))
-        await assert_still_talking(near, other)
-        assert (costly.peer, nack(2)) not in near.gate.heard
-        assert costly.peer in near.links.linked()
+        await assert_the_second_is_read_later(near, costly, other)
 
 
 async def test_link_whose_messages_cost_much_after_they_were_delivered_is_read_later_too() -> None:
@@ -497,12 +502,7 @@ async def test_link_whose_messages_cost_much_after_they_were_delivered_is_read_l
         await until(lambda: {costly.peer, other.peer} <= near.links.linked())
         near.links.charge(costly.peer, 60.0)
         near.links.charge(identity(9).peer_id, 60.0)  # came through another, and is no link's
-        for nonce in (1, 2):
-            costly.links.send(near.peer, nack(nonce))
-        await near.hears(costly, nack(1))
-        await assert_still_talking(near, other)
-        assert (costly.peer, nack(2)) not in near.gate.heard
-        assert costly.peer in near.links.linked()
+        await assert_the_second_is_read_later(near, costly, other)
 
 
 async def test_queue_that_overflows_drops_the_link(
