@@ -74,6 +74,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.lateness import HALF_LIFE_S, LATE_LIMIT_S, WAITED_TIMES, Lateness
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
 from shoal.protocol.places import next_around
+from shoal.protocol.timeouts import in_crowd
 
 
 class State(enum.Enum):
@@ -193,7 +194,8 @@ PINGS_REMEMBERED = 16
 LOST_WINDOW_S = 0.5
 """Connections to one peer that break within this time broke together."""
 SILENCE_S = 0.5
-"""Since a ping: a peer from which nothing came back over its link for so long, or as long as its answers take."""
+"""Since a ping: a peer from which nothing came back over its link for so long, or as long as its answers take; longer
+in a crowd."""
 LOCAL_STALL_S = 1.0
 EXCUSES_PER_SILENCE_LIMIT = 3
 REFUTE_INTERVAL_S = 0.5
@@ -336,14 +338,19 @@ class MembershipMachine:
 
     def silent(self, now: float) -> frozenset[PeerId]:
         """The live peers that were pinged over their links and say nothing over them; others may vouch for them."""
+        silence_s = self._silence_s()
         return frozenset(
             peer
             for peer, watched in self._peers.items()
-            if watched.state is not _DEAD and now >= self._silent_at(watched, now)
+            if watched.state is not _DEAD and now >= self._silent_at(watched, silence_s, now)
         )
 
-    def _silent_at(self, watched: _Watched, now: float) -> float:
-        return watched.asked_at + max(SILENCE_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
+    def _silence_s(self) -> float:
+        """Of many who come first one or other is always slow, and to say so is a word to all of them."""
+        return in_crowd(SILENCE_S, len(self.first()))
+
+    def _silent_at(self, watched: _Watched, silence_s: float, now: float) -> float:
+        return watched.asked_at + max(silence_s, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)
 
     def forget(self, peer: PeerId) -> None:
         """Stop watching a peer that left or whose record expired."""
@@ -535,13 +542,13 @@ class MembershipMachine:
 
         What others say meanwhile leads to no deadline that is sooner.
         """
-        rest_s = RESTING_TICK_S
+        rest_s, silence_s = RESTING_TICK_S, self._silence_s()
         for watched in self._peers.values():
             if watched.probe is not None:
                 rest_s = min(rest_s, watched.probe.deadline - now)
             elif watched.state is _SUSPECT:
                 rest_s = min(rest_s, watched.suspect_until - now)
-            if watched.asked_at < math.inf and (silent_s := self._silent_at(watched, now) - now) > 0:
+            if watched.asked_at < math.inf and (silent_s := self._silent_at(watched, silence_s, now) - now) > 0:
                 rest_s = min(rest_s, silent_s)
         self._rested_s = rest_s - self.tick_s
         return rest_s

@@ -22,13 +22,15 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Credential
 from shoal.protocol.wire import (
     CounterField,
+    Envelope,
     Message,
     PeerIdField,
     Sealer,
     SwarmId,
     canonical,
     decode,
-    open_envelope,
+    prove,
+    unproven_envelope,
 )
 
 NODE_RECORD_KIND = "node-record"
@@ -140,9 +142,18 @@ class Entry:
 
 def open_record(data: bytes, swarm_id: SwarmId, now: float, *, peer: PeerId | None = None) -> Entry:
     """The record in `data`, delivered by `peer`, if its signer says it about itself. Raises RemoteError."""
+    envelope = _envelope_of(data, swarm_id, peer)
+    return _proven(envelope, data, now, peer)
+
+
+def _envelope_of(data: bytes, swarm_id: SwarmId, peer: PeerId | None) -> Envelope:
     if len(data) > RECORD_LIMIT_BYTES:
         raise RemoteError(f"a record of {len(data)} bytes; the limit is {RECORD_LIMIT_BYTES}", peer=peer)
-    envelope = open_envelope(data, swarm_id, peer=peer)
+    return unproven_envelope(data, swarm_id, peer=peer)
+
+
+def _proven(envelope: Envelope, data: bytes, now: float, peer: PeerId | None) -> Entry:
+    prove(envelope, peer=peer)
     if envelope.kind != NODE_RECORD_KIND:
         raise RemoteError(f"a {envelope.kind} where a {NODE_RECORD_KIND} belongs", peer=peer)
     record = decode(envelope.payload, NodeRecord, peer=peer, limit_bytes=RECORD_LIMIT_BYTES)
@@ -168,12 +179,14 @@ class RecordBook:
     def receive(self, data: bytes, now: float, *, peer: PeerId | None = None) -> NodeRecord | None:
         """Note the sealed record in `data`; return the record if it is news worth passing on, None if it is old.
 
-        Raises RemoteError, blaming `peer` who delivered it, for what is malformed or forged.
+        Raises RemoteError, blaming `peer` who delivered it, for what is malformed or forged; what is old all the same,
+        as most of what newcomers are told by everybody, is not looked at for that.
         """
-        entry = open_record(data, self._swarm_id, now, peer=peer)
-        known = self._entries.get(entry.record.peer)
-        if known is not None and (entry.boot, entry.seq) <= (known.boot, known.seq):
+        envelope = _envelope_of(data, self._swarm_id, peer)
+        known = self._entries.get(envelope.sender)
+        if known is not None and (envelope.boot, envelope.seq) <= (known.boot, known.seq):
             return None
+        entry = _proven(envelope, data, now, peer)
         if known is None and len(self._entries) >= RECORD_LIMIT:
             self._make_room()
         self._entries[entry.record.peer] = entry

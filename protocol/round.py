@@ -80,7 +80,7 @@ from shoal.protocol.planning import CONTRIBUTOR, Deal, Eviction, RoundSettings, 
 from shoal.protocol.probation import Probation
 from shoal.protocol.seats import PassedOver, Seating
 from shoal.protocol.terms import make_consent
-from shoal.protocol.timeouts import SILENCE_S
+from shoal.protocol.timeouts import SILENCE_S, in_crowd
 from shoal.protocol.view_change import check_entered
 from shoal.protocol.voting import CONTRIBUTORS, Voting
 
@@ -604,7 +604,7 @@ class RoundMachine:
         if said != self._said:
             self._said, self._said_at = said, now
             self._resend_s = WAITING_RESEND_S if self.phase is Phase.TRAIN else RESEND_S
-        elif now >= self._said_at + (SILENCE_S / 2 if self._is_waited_for() else self._resend_s):
+        elif now >= self._said_at + (SILENCE_S / 2 if self._is_waited_for() else self._rest_s()):
             again, waits = True, self.phase in (Phase.TRAIN, Phase.PLAN)
             self._said_at = now
             self._resend_s = WAITING_RESEND_S if waits else min(2 * self._resend_s, RESEND_LIMIT_S)
@@ -615,6 +615,9 @@ class RoundMachine:
             self._asked_at = now
             effects += self.agreement.resume()
         return effects
+
+    def _rest_s(self) -> float:
+        return in_crowd(self._resend_s, len(self._facts.alive))
 
     def _is_waited_for(self) -> bool:
         """True if all have reported to this lead, which is still reducing: its plan, again, tells that it lives."""

@@ -21,6 +21,8 @@ SILENCE_S = 2.0
 """At least so long, and as long as all others took for their reports, has a lead to which all others have reported."""
 VOTE_TIMEOUT_S = 10.0  # for votes
 DOUBLINGS_LIMIT = 5  # of patience, and of the reduce deadline
+CROWD = 16
+"""Beyond so many nodes what each says to all again and again is said more seldom, and all are waited for longer."""
 
 TRAIN, PLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "reduce", "propose", "vote"
 
@@ -28,6 +30,15 @@ TRAIN, PLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "reduce", "propose", "vote
 def doubled(seconds: float, times: int) -> float:
     """`seconds`, doubled so many times, up to the cap."""
     return seconds * float(2 ** min(times, DOUBLINGS_LIMIT))
+
+
+def in_crowd(seconds: float, nodes: int) -> float:
+    """`seconds`, and as many times as long as there are more nodes than CROWD.
+
+    In a crowd a round begins with a lane between every two, and each word to all is one from all: else nodes that share
+    a machine would take each other's work for a stall, and have the more the less of it they get done.
+    """
+    return seconds * max(1.0, nodes / CROWD)
 
 
 def reduce_deadline_s(settings: RoundSettings, plan: Plan) -> float:

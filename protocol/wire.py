@@ -297,19 +297,30 @@ def open_envelope(data: bytes, swarm_id: SwarmId, *, peer: PeerId | None = None)
     `peer` is who delivered it, and takes the blame: a forged envelope says nothing about the one it names.
     Raises RemoteError.
     """
+    envelope = unproven_envelope(data, swarm_id, peer=peer)
+    prove(envelope, peer=peer)
+    return envelope
+
+
+def unproven_envelope(data: bytes, swarm_id: SwarmId, *, peer: PeerId | None = None) -> Envelope:
+    """The envelope in `data`, of our version and swarm; whether its sender signed it is not known yet. As above."""
     version = decode(data, _VersionOnly, peer=peer).version
     if version != WIRE_VERSION:
         raise RemoteError(f"speaks wire version {version}, we speak {WIRE_VERSION}", peer=peer)
     envelope = decode(data, Envelope, peer=peer)
     if envelope.swarm != swarm_id:
         raise RemoteError(f"belongs to swarm {envelope.swarm.hex()[:16]}…, not to ours", peer=peer)
+    return envelope
+
+
+def prove(envelope: Envelope, *, peer: PeerId | None = None) -> None:
+    """Raise RemoteError unless the sender of the envelope did sign it."""
     try:
         parse_peer_id(envelope.sender)
     except RemoteError as error:
         raise RemoteError(str(error), peer=peer) from None
     if not verify(envelope.sender, _ENVELOPE_DOMAIN, _signed_part(envelope), envelope.signature):
         raise RemoteError(f"a {envelope.kind} that {envelope.sender} did not sign", peer=peer)
-    return envelope
 
 
 class ReplayGuard:

@@ -86,7 +86,7 @@ REDIALS_PER_S, REDIALS_BURST = 4.0, 16.0
 all that it has on handshakes. Those beyond are dialled like anybody who is known."""
 RECORD_PERIOD_S = 5.0
 """Between two looks at what this node's record says: what is new in it is told at once."""
-GOSSIPED_PER_S = 4.0
+GOSSIPED_PER_S = 1.0
 """Records that all nodes together gossip, where all are to be linked."""
 IDLE_PHASES = ("paused", "leaving")
 LACK_SETTLE_S = 0.5
@@ -99,6 +99,10 @@ again they hear later, for it may be lacking again before that."""
 REACH_PERIOD_LIMIT_S, REACH_CALM_S = 8.0, 16.0
 """To the first the pause grows, twofold each time, where it changes all the while whom a node reaches, as in a swarm
 that is starting: there all tell all. After the second it begins anew."""
+WORDS_PER_S, WORDS_BURST = 2.0, 256.0
+"""Messages by which a node tells all the others whom it suspects, and whom it does not reach. Each hears as many as it
+sends: in a crowd where all have too much to do everybody would else hear of everybody all the while, and have more. Who
+is suspected beyond that is told so alone."""
 OUTSIDE_SETTLE_S = 5.0
 """So long a node without a seat keeps the links that it had: others may still want what it owned in its round."""
 CHANGE_LIMIT_ITEMS = 1024
@@ -228,6 +232,7 @@ class Members:
         self._reach_told_at = -math.inf
         self._reach_urgent_at = -math.inf
         self._reach_pause = Backoff(REACH_PERIOD_S, REACH_PERIOD_LIMIT_S)
+        self._words = TokenBucket(WORDS_PER_S, WORDS_BURST)
         self._announce = trio.Event()
         self._takers: dict[type, Taker] = {}
         self.register({kind: partial(self._take_sign_of_life, receive) for kind, receive in RECEIVERS.items()})
@@ -479,8 +484,8 @@ class Members:
         self._dialling.linked(peer)
         if self._neighbours is not None:
             self._neighbours.lives(peer)
-            if len(self.links.linked()) == 1:  # what was published before reached nobody
-                self.announce()
+        if len(self.links.linked()) == 1:  # whom gossip reaches
+            self.announce()
         self._hosts[peer] = self._host.host_of(peer)
         self._note_place(peer, self._hosts[peer])
         self._note_host(peer)
@@ -737,7 +742,8 @@ class Members:
         lacking = frozenset(found[:MEMBER_LIMIT])
         is_urgent = not first.isdisjoint(lacking - before)
         period_s = self._reach_pause.pause_s if is_urgent else STRANGERS_REACH_PERIOD_S
-        if lacking != before and now - self._reach_told_at >= period_s:
+        is_due = lacking != before and now - self._reach_told_at >= period_s
+        if is_due and self._words.take(len(linked), now):
             self._reach_told_at = now
             if is_urgent:
                 self._lengthen_reach_pause(now)
@@ -756,7 +762,7 @@ class Members:
             if isinstance(effect, Say):
                 self.links.send(effect.peer, effect.message)
             elif isinstance(effect, Suspected):
-                self.links.tell_of(effect.peer, Suspicion(peer=effect.peer, incarnation=effect.incarnation))
+                self._tell_suspicion(Suspicion(peer=effect.peer, incarnation=effect.incarnation))
                 self.changes.put(Change("suspected", effect.peer))
             elif isinstance(effect, Died):
                 self.changes.put(Change("died", effect.peer))
@@ -769,6 +775,13 @@ class Members:
                     self._neighbours.lives(effect.peer)
             elif isinstance(effect, Refute):
                 self.announce()
+
+    def _tell_suspicion(self, suspicion: Suspicion) -> None:
+        peer = suspicion.peer
+        if self._words.take(len(self.links.linked()), trio.current_time()):
+            self.links.tell_of(peer, suspicion)
+        else:
+            self.links.send(peer, suspicion)
 
     # -- records ---------------------------------------------------------------------------------------------
 
@@ -797,9 +810,11 @@ class Members:
 
         Gossip repeats it from time to time, and where somebody was linked since. Where all are to be linked it has
         little to add: there a swarm that is starting, in which everybody's record changes, would gossip all the while.
+        It has the very bytes that were told, so who has these has nothing to look at.
         """
         told: NodeRecord | None = None
-        gossiped_at, linked, is_due = -math.inf, frozenset[PeerId](), True
+        sealed, gossiped_at = b"", -math.inf
+        linked, is_due = frozenset[PeerId](), True
         while True:
             self._announce = trio.Event()  # before the record is made: a change while it is sent is news again
             now, before, linked = trio.current_time(), linked, self.links.linked()
@@ -807,22 +822,25 @@ class Members:
                 self._note_host(peer)  # some of them are members only since they were linked
             record = self._record()
             is_news = told is None or not record.says_the_same(told)
+            needs_renewal = now >= gossiped_at + renewal_s(len(self.book))
+            if is_news or needs_renewal:
+                sealed = seal_record(self._sealer, record)
             if is_news:
                 told = record
-                self.links.broadcast(Announce(record=seal_record(self._sealer, record)))
+                self.links.broadcast(Announce(record=sealed))
             is_due |= is_news or not linked <= before
-            renewed_at = gossiped_at + renewal_s(len(self.book))
             next_at = gossiped_at + len(self.book) / GOSSIPED_PER_S if self.links_all else -math.inf
-            if now >= renewed_at or (is_due and (now >= next_at or record.phase == "leaving")):
+            may_be_gossiped = needs_renewal or (is_due and (now >= next_at or record.phase == "leaving"))
+            if linked and may_be_gossiped:
                 gossiped_at, is_due = now, False
-                await self._gossip(record)
-            with trio.move_on_after(min(RECORD_PERIOD_S, next_at - now) if is_due else RECORD_PERIOD_S):
+                await self._gossip(sealed)
+            with trio.move_on_after(min(RECORD_PERIOD_S, next_at - now) if linked and is_due else RECORD_PERIOD_S):
                 await self._announce.wait()
                 told = None
 
-    async def _gossip(self, record: NodeRecord) -> None:
+    async def _gossip(self, sealed: bytes) -> None:
         try:
-            await self._host.publish(self._topic, seal_record(self._sealer, record))
+            await self._host.publish(self._topic, sealed)
         except NetworkError as error:
             logger.debug("record not published: %s", error)
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.reduce import Kept, Reduction
-from shoal.collectives.stalls import STALL_S
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.talk import Lacking, Payload, wrong
 from shoal.lab.simulate.work import Work
-from shoal.node.rounds.pace import Pace, Stall
+from shoal.node.rounds.pace import NOBODY, Pace, Told
 from shoal.protocol.effects import CloseOff, Repair
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.identity import PeerId
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 MEND_S = 1.0
 """A peer from which nothing came for so long is asked for what it owes again."""
 LACKING_BYTES = 400
-NOBODY = Stall(frozenset(), frozenset())
 
 
 class Reducing(ABC):
@@ -48,8 +46,7 @@ class Reducing(ABC):
         self._mended_at: dict[PeerId, float] = {}
         self._received: dict[PeerId, float] = {}
         self._pace: Pace | None = None
-        self._stall = self._told = NOBODY
-        self._told_at = 0.0
+        self._stall, self._told = NOBODY, Told()
         self._plans = 0
 
     @property
@@ -94,7 +91,8 @@ class Reducing(ABC):
         self._heard_at = dict.fromkeys(reduction.plan.remaining, self._now)
         self._pace = Pace(reduction, self, self._peer.id, self._now, earlier=self._plans)
         self._plans += 1
-        self._stall, self._told, self._told_at = NOBODY, NOBODY, self._now
+        self._stall = NOBODY
+        self._told.begin()
 
     def _close_off(self, asked: CloseOff) -> tuple[ChunkResults, ...]:
         reduction, lineage = self._reduction, asked.lineage
@@ -169,10 +167,8 @@ class Reducing(ABC):
         if self._pace is None:
             return None
         stall = self._stall = self._pace.look(now)
-        if stall == self._told and (now - self._told_at < STALL_S or not (stall.peers or stall.late)):
-            return None
-        self._told, self._told_at = stall, now
-        return stall.peers, stall.late
+        is_due = self._told.is_due(stall, now, nodes=len(reduction.plan.participants))
+        return (stall.peers, stall.late) if is_due else None
 
     def moved(self, peer: PeerId) -> Moved:
         """Bytes that came from `peer` over its lane; what it takes is not modelled."""

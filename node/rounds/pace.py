@@ -15,7 +15,7 @@ from shoal.collectives.reduce import Reduction
 from shoal.collectives.stalls import LATE_S, STALL_LIMIT_S, STALL_S, BusyRate, StallWatch
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
-from shoal.protocol.timeouts import doubled
+from shoal.protocol.timeouts import doubled, in_crowd
 from shoal.swarm.lanes.socket import Moved
 
 QUIET_S = 1.0
@@ -47,6 +47,31 @@ class Stall:
     late: frozenset[PeerId]
 
 
+NOBODY = Stall(frozenset(), frozenset())
+
+
+class Told:
+    """What was told of a reduction's stalls last."""
+
+    def __init__(self) -> None:
+        self._stall, self._at = NOBODY, float("-inf")
+
+    def begin(self) -> None:
+        """Another plan is followed: nothing is told of it yet."""
+        self._stall = NOBODY
+
+    def is_due(self, stall: Stall, now: float, *, nodes: int) -> bool:
+        """True if this is to be told now, which it then was: it changed, or lasts for another STALL_S.
+
+        A crowd of `nodes` hears of changes no sooner than of others that last longer.
+        """
+        again_s, is_news = in_crowd(STALL_S, nodes), stall != self._stall
+        if (stall == NOBODY and not is_news) or now - self._at < (again_s - STALL_S if is_news else again_s):
+            return False
+        self._stall, self._at = stall, now
+        return True
+
+
 class Pace:
     """The pace of one revision of a reduction, from `now` on. `me` takes part in it.
 
@@ -65,7 +90,8 @@ class Pace:
         own_lag_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         plan = reduction.plan
-        self.stall_s = stall_s = min(doubled(STALL_S, max(plan.attempt, earlier)), STALL_LIMIT_S)
+        patience_s = min(doubled(STALL_S, max(plan.attempt, earlier)), STALL_LIMIT_S)
+        self.stall_s = stall_s = in_crowd(patience_s, len(plan.participants))
         incoming, outgoing = _planned(plan, me)
         self._me = me
         self._waited_at = float("-inf")

@@ -20,11 +20,10 @@ from shoal.collectives.frame_relay import RelayWatch
 from shoal.collectives.memory import PayloadPool
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
-from shoal.collectives.stalls import STALL_S
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.holds import Holds
 from shoal.node.rounds.copying import Copying
-from shoal.node.rounds.pace import Pace, Stall, planned_ways
+from shoal.node.rounds.pace import NOBODY, Pace, Stall, Told, planned_ways
 from shoal.node.state.catchup import CatchUp
 from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
@@ -57,7 +56,6 @@ LINEAGE_LIMIT = 64
 """Lineages of a round of which evictions are remembered; a lead plans anew only after somebody was lost."""
 
 Done = Callable[[Finals, float], None]
-NOBODY = Stall(frozenset(), frozenset())
 
 
 @dataclass(slots=True)
@@ -100,8 +98,7 @@ class ReductionDriver:
         self._relaying: RelayWatch | None = None
         self.relayed: tuple[bytes, tuple[RelayedWay, ...]] = (NO_HASH, ())
         """Report of this node, as a relay under the plan of that hash, on what it passes on."""
-        self._stall = self._told = NOBODY
-        self._told_at = float("-inf")
+        self._stall, self._told = NOBODY, Told()
         self._started = 0.0
         self._fetching: set[bytes] = set()
         self._wanted: dict[bytes, float] = {}
@@ -201,7 +198,8 @@ class ReductionDriver:
         self._relayed = frozenset(routes.via)
         self._keep_rates()
         self._pace = self._relaying = None
-        self._stall = self._told = NOBODY  # what stalled did so under another plan
+        self._stall = NOBODY  # what stalled did so under another plan
+        self._told.begin()
         self._copying.stop()
         self._jobs.send_nowait(partial(self._run_repair, reduction, plan, held))
 
@@ -410,7 +408,8 @@ class ReductionDriver:
             earlier, self._plans_followed = self._plans_followed, self._plans_followed + 1
             me, now = self._identity.peer_id, time.monotonic()
             self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier, own_lag_s=self._own_lag_s)
-            self._stall = self._told = NOBODY
+            self._stall = NOBODY
+            self._told.begin()
             self._relaying = self._watch_ways(reduction, self._pace.stall_s)
 
     def _watch_ways(self, reduction: Reduction, stall_s: float) -> RelayWatch | None:
@@ -427,16 +426,13 @@ class ReductionDriver:
             self.rates = (upload or self.rates[0], download or self.rates[1])
 
     def stalled(self) -> Stall | None:
-        """Stall of the reduction, if it changed, or has lasted for another STALL_S since it was told."""
+        """Stall of the reduction, if it is to be told now."""
         reduction, now = self._reduction, time.monotonic()
         if reduction is None:
             return None
         if reduction.final_chunks == reduction.plan.chunks:
             self._stall = NOBODY
-        if self._stall == self._told and (now - self._told_at < STALL_S or not (self._told.peers or self._told.late)):
-            return None
-        self._told, self._told_at = self._stall, now
-        return self._stall
+        return self._stall if self._told.is_due(self._stall, now, nodes=len(reduction.plan.participants)) else None
 
     def fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
         """Get the finals of a plan from those who have them, unless a reduction of this node's is about to bring them.

@@ -1286,8 +1286,20 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a peer that answers late has others asked to pass messages on",
         "tests/protocol/test_membership.py::test_peer_that_answers_late_is_not_silent_until_it_has_had_its_time",
-        "return watched.asked_at + max(SILENCE_S, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)",
-        "return watched.asked_at + SILENCE_S + self.lag.waited_s(now)",
+        "return watched.asked_at + max(silence_s, watched.round_trip.waited_s(now)) + self.lag.waited_s(now)",
+        "return watched.asked_at + silence_s + self.lag.waited_s(now)",
+    ),
+    bug(
+        "of a crowd who is silent for a moment is told of to all",
+        "tests/protocol/test_membership.py::test_among_many_members_who_is_silent_has_longer_however_many_strangers_there_are",
+        "return in_crowd(SILENCE_S, len(self.first()))",
+        "return SILENCE_S",
+    ),
+    bug(
+        "strangers give a silent member longer",
+        "tests/protocol/test_membership.py::test_among_many_members_who_is_silent_has_longer_however_many_strangers_there_are",
+        "return in_crowd(SILENCE_S, len(self.first()))",
+        "return in_crowd(SILENCE_S, len(self._peers))",
     ),
     bug(
         "those on the ring are pinged no more seldom in a large swarm",
@@ -1346,6 +1358,12 @@ PROTOCOL: tuple[Bug, ...] = (
         "self._resend_s = RESEND_S",
     ),
     bug(
+        "each of a crowd says all again as often as each of a few",
+        "tests/protocol/test_round_messages.py::test_what_is_not_news_is_sent_again_less_and_less_often",
+        "return in_crowd(self._resend_s, len(self._facts.alive))",
+        "return self._resend_s",
+    ),
+    bug(
         "news is sent again as late as what is old",
         "tests/protocol/test_round_messages.py::test_what_is_not_news_is_sent_again_less_and_less_often",
         "self._resend_s = WAITING_RESEND_S if self.phase is Phase.TRAIN else RESEND_S",
@@ -1389,6 +1407,17 @@ PROTOCOL: tuple[Bug, ...] = (
         """
         return self.peer == other.peer or self == msgspec.structs.replace(
             other,
+        """,
+    ),
+    bug(
+        "a record that is new is believed unsigned",
+        "tests/protocol/test_records.py::test_forged_record_is_refused_unless_it_is_old_all_the_same",
+        """
+    prove(envelope, peer=peer)
+    if envelope.kind != NODE_RECORD_KIND:
+        """,
+        """
+    if envelope.kind != NODE_RECORD_KIND:
         """,
     ),
     bug(

@@ -450,6 +450,19 @@ SHELL: tuple[Bug, ...] = (
         "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing)",
     ),
     bug(
+        "a crowd is given no more time for its lanes than a few",
+        "tests/node/rounds/test_pace.py::test_in_a_crowd_all_are_waited_for_longer",
+        "self.stall_s = stall_s = in_crowd(patience_s, len(plan.participants))",
+        "self.stall_s = stall_s = patience_s",
+    ),
+    bug(
+        "a crowd hears of every change of every stall",
+        "tests/node/rounds/test_pace.py"
+        "::test_stall_is_told_at_once_and_again_while_it_lasts_and_to_a_crowd_more_seldom",
+        "(again_s - STALL_S if is_news else again_s)",
+        "(0.0 if is_news else again_s)",
+    ),
+    bug(
         "a lane brought up ahead leaves its peer out of reach",
         "tests/node/rounds/test_reducing.py::test_peer_to_which_a_lane_came_up_ahead_is_within_reach_again",
         """

@@ -701,8 +701,8 @@ SWARM: tuple[Bug, ...] = (
         "a record that says nothing new is never repeated",
         "tests/swarm/test_members.py"
         "::test_record_is_told_over_links_when_it_says_something_new_and_else_repeated_by_gossip_alone",
-        "renewed_at = gossiped_at + renewal_s(len(self.book))",
-        "renewed_at = gossiped_at + 1e9",
+        "needs_renewal = now >= gossiped_at + renewal_s(len(self.book))",
+        "needs_renewal = now >= gossiped_at + 1e9",
     ),
     bug(
         "a swarm that is starting gossips every change of every record",
@@ -715,6 +715,30 @@ SWARM: tuple[Bug, ...] = (
         "tests/swarm/test_members.py::test_gossip_has_what_is_new_seldom_where_many_are_known_and_a_leave_at_once",
         '(now >= next_at or record.phase == "leaving")',
         "now >= next_at",
+    ),
+    bug(
+        "gossip has each record under another number than links",
+        "tests/swarm/test_members.py::test_gossip_has_what_is_new_seldom_where_many_are_known_and_a_leave_at_once",
+        "await self._gossip(sealed)",
+        "await self._gossip(self._sealed_record())",
+    ),
+    bug(
+        "of a crowd everybody hears all that anybody suspects",
+        "tests/swarm/test_places.py::test_words_of_others_do_not_grow_with_a_crowd_and_who_is_suspected_is_always_told",
+        "if self._words.take(len(self.links.linked()), trio.current_time()):",
+        "if self._words.take(1.0, trio.current_time()):",
+    ),
+    bug(
+        "of a crowd everybody hears all the while whom others lack",
+        "tests/swarm/test_places.py::test_words_of_others_do_not_grow_with_a_crowd_and_who_is_suspected_is_always_told",
+        "if is_due and self._words.take(len(linked), now):",
+        "if is_due and self._words.take(1.0, now):",
+    ),
+    bug(
+        "who is suspected where all have heard enough does not hear of it",
+        "tests/swarm/test_places.py::test_words_of_others_do_not_grow_with_a_crowd_and_who_is_suspected_is_always_told",
+        "self.links.send(peer, suspicion)",
+        "pass",
     ),
     bug(
         "a new subscriber is sent the recent messages that it has",

@@ -45,6 +45,7 @@ from shoal.protocol.membership import (
     probe_interval_s,
 )
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife
+from shoal.protocol.timeouts import CROWD
 
 FUZZ = settings(derandomize=True)
 """The same examples every time, however busy the machine."""
@@ -910,6 +911,17 @@ def test_who_comes_first_is_watched_however_many_strangers_there_are(monkeypatch
     machine.peer_seen(A, 0, 3.0)
     machine.heard_through(B, 0, 4.0)
     assert machine.alive() == tuple(sorted((A, B, name(9)))), "and to who comes first those heard of longest ago"
+
+
+def test_among_many_members_who_is_silent_has_longer_however_many_strangers_there_are() -> None:
+    for members, strangers, silence_s in ((3, 100, SILENCE_S), (3 * CROWD, 0, 3 * SILENCE_S)):
+        first = [name(number) for number in range(100, 100 + members)]
+        machine = machine_of(*first)
+        for peer in (*first, *(name(number) for number in range(200, 200 + strangers))):
+            machine.peer_seen(peer, 0, 0.0)
+        machine.connection_lost(first[0], 1.0)
+        assert machine.silent(1.0 + silence_s - TICK_S) == frozenset()
+        assert machine.silent(1.0 + silence_s + TICK_S) == {first[0]}
 
 
 def test_members_are_probed_as_often_as_without_a_crowd() -> None:

@@ -80,6 +80,18 @@ def test_book_keeps_the_newest_and_drops_replays() -> None:
     assert book.records() == (record_of(boot=2, round=9),)
 
 
+def test_forged_record_is_refused_unless_it_is_old_all_the_same() -> None:
+    book, sealer = RecordBook(SWARM), Sealer(ALICE, SWARM, 1)
+    old, known, new = (seal_record(sealer, record_of(round=n)) for n in range(3))
+    forged = {data: msgspec.msgpack.encode([*msgspec.msgpack.decode(data)[:-1], bytes(64)]) for data in (old, new)}
+    assert book.receive(known, 0.0) == record_of(round=1)
+    assert book.receive(forged[old], 1.0) is None
+    with pytest.raises(RemoteError, match="did not sign"):
+        book.receive(forged[new], 2.0, peer=BOB.peer_id)
+    assert book.records() == (record_of(round=1),)
+    assert book.receive(new, 3.0) == record_of(round=2)
+
+
 def test_replay_does_not_prolong_a_record() -> None:
     book = RecordBook(SWARM)
     data = seal_record(Sealer(ALICE, SWARM, 1), record_of())

@@ -35,6 +35,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RESEND_S, RULES, WAITING_RESEND_S, Phase, RoundMachine
+from shoal.protocol.timeouts import CROWD
 from tests.protocol.lab import PaperIdentity, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned, sends
@@ -507,6 +508,9 @@ def test_what_is_not_news_is_sent_again_less_and_less_often() -> None:
     _, (machine, *_), _, plan = planned(3)
     machine.reduced(report_on(plan), 2.0)
     assert said_again(2.0, 16.0) == pytest.approx([2.0 + RESEND_S, 2.0 + 3 * RESEND_S])
+    _, (machine, *_), _, plan = planned(2 * CROWD)
+    machine.reduced(report_on(plan), 2.0)
+    assert said_again(2.0, 12.0) == pytest.approx([2.0 + 2 * RESEND_S]), "each hears as much"
 
 
 def test_members_wait_for_the_lead_and_a_lead_for_those_who_are_yet_to_report() -> None:

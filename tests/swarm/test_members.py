@@ -673,17 +673,25 @@ async def test_gossip_has_what_is_new_seldom_where_many_are_known_and_a_leave_at
 
     one, other = Node(1), Node(2)
     phases: list[Phase] = []
-    publish = one.host.publish
+    told: list[bytes] = []
+    publish, broadcast = one.host.publish, one.members.links.broadcast
 
     async def noted(topic: str, data: bytes) -> None:
         phases.append(one.phase)
+        assert data in told, "what is known already costs nobody a look at its signature"
         await publish(topic, data)
+
+    def heard(message: Message) -> None:
+        told.extend([message.record] if isinstance(message, Announce) else [])
+        broadcast(message)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(one.members.links, "broadcast", heard)
 
     monkeypatch.setattr(one.host, "publish", noted)
     async with running(one, other):
-        await until(lambda: phases == ["training"])
         await one.join(other)
         await assert_linked(one, other)
+        await until(lambda: phases == ["training"])
         steps: tuple[Phase, ...] = ("paused", "training", "paused")
         for phase in steps:
             one.phase = phase

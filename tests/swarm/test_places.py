@@ -9,8 +9,10 @@ from itertools import pairwise
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from shoal.protocol.identity import PeerId
+from shoal.protocol.membership import Suspected
 from shoal.protocol.messages import Leave, Term
 from shoal.protocol.peering import LinkMessage, Suspicion, Welcome
 from shoal.protocol.records import open_record, seal_record
@@ -276,6 +278,43 @@ def test_who_is_silent_is_told_to_all_seldom_where_it_is_a_stranger_and_at_once_
     node.members.machine = Flapping(founder, founder)  # type: ignore[assignment]
     node.members._tell_reach(ticks[-1] + members_module.REACH_PERIOD_S)
     assert told[-1] == {founder}
+
+
+def test_words_of_others_do_not_grow_with_a_crowd_and_who_is_suspected_is_always_told() -> None:
+    """In a crowd that has too much to do all suspect and lack others all the while, and each word is one to everybody.
+
+    Of few a word is a message to few, and each is told.
+    """
+    assert words_told(linked=4, seconds=120) > 12
+    crowd_told = words_told(linked=48, seconds=120)
+    assert 4 <= crowd_told <= (members_module.WORDS_BURST + 120 * members_module.WORDS_PER_S) / 48
+
+
+def words_told(*, linked: int, seconds: int) -> int:
+    """How many words a node says to all of as many, of whom now one is silent and now another is suspected."""
+    node, told, alone, suspected = Node(2), list[object](), list[PeerId](), 0
+    crowd = [identity(seed).peer_id for seed in range(3, 3 + linked)]
+    links, founder = node.members.links, identity(FOUNDER).peer_id
+    links.linked = lambda: frozenset(crowd)  # type: ignore[method-assign]
+    links.lack = told.append  # type: ignore[method-assign]
+    links.tell_of = lambda peer, message: told.append(message)  # type: ignore[method-assign]
+    links.send = lambda peer, message: alone.append(peer)  # type: ignore[method-assign]
+    node.members.machine = Flapping(founder, founder)  # type: ignore[assignment]
+    clock = trio.testing.MockClock()
+
+    async def told_all_the_while() -> None:
+        nonlocal suspected
+        for second in range(seconds):
+            node.members._tell_reach(trio.current_time())
+            if second % 10 == 0:
+                suspected += 1
+                node.members._carry_out([Suspected(peer=crowd[0], incarnation=0)])
+            clock.jump(1.0)
+
+    trio.run(told_all_the_while, clock=clock)
+    assert len(alone) + sum(isinstance(one, Suspicion) for one in told) == suspected
+    assert set(alone) <= {crowd[0]}
+    return len(told)
 
 
 def test_who_lacks_members_all_the_while_says_so_ever_less_often_until_it_is_calm() -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from shoal.collectives.progress import Waiting
 from shoal.collectives.stalls import LATE_S, STALL_LIMIT_S, STALL_S
-from shoal.node.rounds.pace import QUIET_S, Pace, Stall
+from shoal.node.rounds.pace import QUIET_S, Pace, Stall, Told
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
+from shoal.protocol.timeouts import CROWD
 from shoal.swarm.lanes.socket import Moved
 from tests.node.ledger import Ledger, identity, plan_of
 
@@ -29,6 +30,7 @@ class Scene:
 
     attempt: int = 0
     earlier: int = 0
+    nodes: int = len(IDENTITIES)
     contributions: frozenset[PeerId] = NOBODY
     finals: frozenset[PeerId] = NOBODY
     moves: frozenset[PeerId] = NOBODY
@@ -41,7 +43,8 @@ class Scene:
     bytes: dict[PeerId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        plan = plan_of(IDENTITIES, LEDGER.chain.head)
+        others = [identity(n + 1) for n in range(len(IDENTITIES), self.nodes)]
+        plan = plan_of([*IDENTITIES, *others], LEDGER.chain.head)
         participants = tuple(
             msgspec.structs.replace(p, upload=self.uploads.get(p.peer, 0), download=self.downloads.get(p.peer, 0))
             for p in plan.participants
@@ -135,6 +138,35 @@ def test_stall_deadline_doubles_with_every_plan_of_the_round(attempt: int, earli
     scene = Scene(attempt=attempt, earlier=earlier, contributions=frozenset({SLOW}))
     assert scene.look(stall_s - LOOK_S).peers == NOBODY
     assert scene.look(3 * LOOK_S).peers == {SLOW}
+
+
+def test_in_a_crowd_all_are_waited_for_longer() -> None:
+    """A round begins with a lane between every two: three times as many nodes of one machine take three times as long."""
+    scene = Scene(nodes=3 * CROWD, contributions=frozenset({SLOW}))
+    assert scene.look(3 * STALL_S - LOOK_S).peers == NOBODY
+    assert scene.look(3 * LOOK_S).peers == {SLOW}
+
+
+def told(stalls: dict[float, Stall], *, nodes: int, seconds: int = 16) -> list[float]:
+    """When a node that looks twice a second tells how it stands; each stall from its time on."""
+    telling, now = Told(), Stall(NOBODY, NOBODY)
+    times = []
+    for look in range(2 * seconds):
+        now = stalls.get(look / 2, now)
+        times += [look / 2] if telling.is_due(now, look / 2, nodes=nodes) else []
+    return times
+
+
+def test_stall_is_told_at_once_and_again_while_it_lasts_and_to_a_crowd_more_seldom() -> None:
+    none, one, both = (Stall(peers, NOBODY) for peers in (NOBODY, frozenset({SLOW}), frozenset({SLOW, OTHER})))
+    stalls = {3.0: one, 8.0: both, 8.5: one, 9.0: none}
+    assert STALL_S == 2.0
+    assert told(stalls, nodes=CROWD) == [3.0, 5.0, 7.0, 8.0, 8.5, 9.0], "and no more once nobody stalls"
+    assert told(stalls, nodes=3 * CROWD) == [3.0, 8.0, 12.0], "what changed meanwhile is told as it stands then"
+    telling = Told()
+    assert telling.is_due(one, 0.0, nodes=2)
+    telling.begin()
+    assert telling.is_due(one, 0.5, nodes=2), "of another plan nothing was told yet"
 
 
 FAST = 3_000_000
