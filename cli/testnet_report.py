@@ -18,7 +18,7 @@ from shoal.testnet.progress import (
     RoundDone,
     StepDone,
 )
-from shoal.testnet.reports.report import FaultReport, Report, absences, crashes, digests_word, ok
+from shoal.testnet.reports.report import FaultReport, Report, digests_word, failures, ok
 from shoal.testnet.scenario import Fault, whom
 
 UNVERIFIED_SHOWN = 5
@@ -87,10 +87,9 @@ def fault_line(fault: Fault | FaultReport) -> str:
 
 def summary(report: Report, out: Path) -> list[str]:
     """Summarise a run, a fact a line; the last says whether all was as it should be."""
-    wanted = report.scenario.rounds
     saved = report.bytes.fp32_allreduce_every_step / max(1, report.bytes.lanes_sent + report.bytes.control_sent)
     return [
-        f"rounds     {report.rounds_certified} of {wanted} {_decided(report)} in {report.wall_s:.1f} s",
+        f"rounds     {report.rounds_certified} of {report.wanted_rounds} {_decided(report)} in {report.wall_s:.1f} s",
         f"loss       {number(report.loss.first)} → {number(report.loss.last)} {in_one_line(report.loss.metric)}",
         *(f"fault      {_fault_result(fault)}" for fault in report.faults),
         f"exactness  {count(report.forks, 'fork')}, {count(report.wrong_values, 'wrong value')}, "
@@ -131,16 +130,7 @@ def _fault_result(fault: FaultReport) -> str:
 
 def _failures(report: Report) -> list[str]:
     """Every reason for which the testnet failed."""
-    reasons = [] if report.trouble is None else [in_one_line(report.trouble)]
-    if report.rounds_certified != report.scenario.rounds:
-        reasons.append(f"{report.scenario.rounds - report.rounds_certified} rounds were not {_decided(report)}")
-    if report.forks:
-        reasons.append("a round has two different certificates")
-    if report.wrong_values:
-        reasons.append("nodes applied values that are not the mean of what was contributed")
-    if report.digests_equal is False:
-        reasons.append("nodes do not hold the same state")
-    reasons += absences(report) + crashes(report)
+    reasons = [in_one_line(reason) for reason in failures(report)]
     reasons += [f"unverified: {in_one_line(text)}" for text in report.unverified[:UNVERIFIED_SHOWN]]
     if any(fault.at_s is None or fault.error is not None for fault in report.faults):
         reasons.append("not all faults could be injected")

@@ -354,7 +354,8 @@ def _connect(connection: socket.socket, path: Path, data_dir: Path) -> None:
 def start_command(data_dir: Path) -> str:
     """The command that starts a node on this data folder, with the manifest that lies in it, if it has run there."""
     own = data_dir / "swarm.toml"
-    return shlex.join(["shoal", "run", str(own) if own.is_file() else "MANIFEST", "--data-dir", str(data_dir)])
+    there = os.path.isfile(own)  # false too for what no file can be called
+    return shlex.join(["shoal", "run", str(own) if there else "MANIFEST", "--data-dir", str(data_dir)])
 
 
 def _not_running(data_dir: Path) -> NodeNotRunning:

@@ -110,6 +110,7 @@ class _Account:
     """One node's record of a round: plan, finals, and the (numel,) float32 update it applied."""
 
     node: int
+    peer: PeerId
     plan: Plan
     finals: StoredFinals
     applied: F32
@@ -132,6 +133,9 @@ def check_round(witnesses: Sequence[Witness], term: str, number: int) -> RoundCh
             wrong += _differences(account, truth, errors)
             compared += 1
     contributors, coverage = _inclusion(first)
+    planned = {first.plan.participants[place].peer for place in first.plan.contributors()}
+    if not contributors and any(one.peer in planned for one in accounts):
+        errors.append(f"round {number}: nobody's contribution is in it, and not all who contributed are gone")
     return RoundCheck(
         term=term,
         round=number,
@@ -162,7 +166,7 @@ def _accounts(witnesses: Sequence[Witness], term: str, number: int, errors: list
         if finals.plan != plan.hash or (plan.round, f"{plan.term.rebases}.{plan.term.rollbacks}") != (number, term):
             errors.append(f"round {number}: node {witness.index} kept a plan or finals of another round")
             continue
-        yield _Account(node=witness.index, plan=plan, finals=finals, applied=applied)
+        yield _Account(node=witness.index, peer=witness.peer_id, plan=plan, finals=finals, applied=applied)
 
 
 def _read_values(path: Path) -> F32:

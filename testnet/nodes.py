@@ -162,6 +162,11 @@ class NodeProcess:
         return bool(self.lives) and self.lives[-1].ended_at is None
 
     @property
+    def throttled(self) -> bool:
+        """True if it has a share of one core alone."""
+        return self._share is not None
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses on which it was last seen to listen; empty if its present process does not listen yet."""
         started_at = self.lives[-1].started_at if self.alive else float("inf")

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shoal.node.state.store import disk_errors
+from shoal.node.state.store import disk_errors, write_atomically
 from shoal.protocol.errors import ConfigError
 
 
@@ -44,8 +44,8 @@ def new_run(out: Path) -> Path:
     return out
 
 
-def write_reports(out: Path, reports: Mapping[str, str]) -> None:
-    """Write texts by the names of their files. Blocks. Raises StorageError."""
-    with disk_errors(out, option="--out"):
-        for name, text in reports.items():
-            (out / name).write_text(text, encoding="utf-8")
+def write_reports(out: Path, reports: Mapping[str, str | bytes]) -> None:
+    """Write reports by the names of their files, each whole or not at all. Blocks. Raises StorageError."""
+    for name, content in reports.items():
+        data = content.encode() if isinstance(content, str) else content
+        write_atomically(out / name, data, option="--out")

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeGuard
 
-from shoal.node.reporting.events import Event, Planned, RolledBack, Rollouts, RoundEnded, RoundStarted, Started
+from shoal.node.reporting.events import (
+    AgentDied,
+    Certified,
+    Event,
+    Evidence,
+    Forked,
+    Planned,
+    RolledBack,
+    Rollouts,
+    RoundEnded,
+    RoundStarted,
+    Started,
+    TrainerRestarted,
+)
 from shoal.testnet.check import Witness
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Entry, round_begun
@@ -18,12 +32,32 @@ Outcome = Literal["running", "left", "killed", "crashed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """Facts that the testnet has about a node beside its events. lives: wall-clock (start, end) of its processes."""
+    """Facts that the testnet has about a node beside its events. lives: wall-clock (start, end) of its processes.
+
+    crashes: how many of these ended by themselves, which no fault explains. absent_at_end: it took no part in the last
+    round or one after it, and was to. hung: it did not end in good order when it was asked to leave.
+    """
 
     index: int
     peer_id: str
     outcome: Outcome
     lives: tuple[tuple[float, float], ...]
+    crashes: int = 0
+    absent_at_end: bool = False
+    hung: bool = False
+
+
+def tokens_by_round(ended: Iterable[RoundEnded]) -> dict[int, int]:
+    """Tokens of each round: all that its certificate counts; without one each node tells of its own."""
+    found: dict[int, list[RoundEnded]] = defaultdict(list)
+    for event in ended:
+        found[event.round].append(event)
+    return {number: _tokens(events) for number, events in found.items()}
+
+
+def _tokens(events: list[RoundEnded]) -> int:
+    last = max(events, key=lambda event: event.term)
+    return last.tokens if isinstance(last, Certified) else sum(event.tokens for event in events)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,27 +93,31 @@ class RunRecord:
         ]
 
     def decided(self) -> list[tuple[int, RoundEnded | RolledBack]]:
-        """The same, with the rounds that decided to go back."""
-        back = [
+        """Yield (node, event) of all rounds, those after the scenario's last and those that decided to go back too."""
+        return [
             (entry.node, entry.event)
             for entry in self.entries
-            if isinstance(entry.event, RolledBack) and 1 <= entry.event.round <= self.scenario.rounds
+            if isinstance(entry.event, RolledBack) or self.counts(entry.event)
         ]
-        return [*self.certified(), *back]
+
+    @property
+    def last_round(self) -> int:
+        """The round with which the run was over; more may be certified."""
+        return self.scenario.last_round(tokens_by_round(event for _, event in self.certified()))
 
     def certified_rounds(self) -> frozenset[tuple[str, int]]:
         """The (term, round)s that at least one node certified."""
         return frozenset((event.term, event.round) for _, event in self.certified())
 
     def unharmed(self) -> tuple[NodeFacts, ...]:
-        """The nodes that no fault struck, but those that left by themselves. To be started later is no harm."""
+        """The nodes that no fault struck. To be started later is no harm."""
         struck = {
             index
             for record in self.faults
             if record.at is not None and record.fault.kind != "join"
             for index in record.fault.struck
         }
-        return tuple(node for node in self.nodes if node.index not in struck and node.outcome != "left")
+        return tuple(node for node in self.nodes if node.index not in struck)
 
     def missed(self) -> dict[int, tuple[int, ...]]:
         """Rounds that others certified without it, for each node that no fault struck.
@@ -101,7 +139,8 @@ class RunRecord:
             return frozenset(ended)
         founded = index < self.scenario.nodes
         first = 0 if founded else min((number for _, number in ended), default=math.inf)
-        return frozenset((term, number) for term, number in self.certified_rounds() if number >= first)
+        last = self.last_round
+        return frozenset((term, number) for term, number in self.certified_rounds() if first <= number <= last)
 
     def unaffected_absent(self) -> tuple[int, ...]:
         """The nodes that no fault struck and that took part in fewer rounds than they could."""
@@ -124,6 +163,20 @@ class RunRecord:
             node.index in unharmed and any(start <= at <= end for start, end in node.lives)
             for _, node, at in self.evictions()
         )
+
+
+def alarms(entries: Iterable[Entry], unharmed: Collection[int]) -> list[str]:
+    """Tell what nodes logged that never happens among nodes that are sound. unharmed: those that no fault struck."""
+    found = []
+    for entry in entries:
+        match entry.event:
+            case Forked() as event:
+                found.append(f"node {entry.node} saw two certificates of round {event.round}, and signs no more")
+            case Evidence() as event:
+                found.append(f"node {entry.node} has proof that {event.peer} lied in round {event.round}: {event.kind}")
+            case TrainerRestarted() | AgentDied() as event if entry.node in unharmed:
+                found.append(f"no fault struck node {entry.node}, and its trainer died: {event.cause}")
+    return found
 
 
 def settle(run_record: RunRecord, witnesses: Iterable[Witness]) -> list[Witness]:

@@ -17,7 +17,7 @@ What is done to links (`partition`, `slow`, an `[[uplink]]` that nodes share) ne
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -204,6 +204,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def synchronisation(self) -> Strategy:
         """The strategy; the default one in the place of one that there is not, which the manifest refuses."""
         return _synchronisation(self.strategy)
+
+    def last_round(self, tokens: Mapping[int, int]) -> int:
+        """The last round, or the one by which all tokens are certified that are wanted. tokens: of each round."""
+        total = 0
+        for number in sorted(tokens):
+            total += tokens[number]
+            if self.tokens is not None and total >= self.tokens:
+                return min(number, self.rounds)
+        return self.rounds
 
     @property
     def places(self) -> int:

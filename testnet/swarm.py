@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ import trio
 from shoal.collectives.gossip import GossipSettings
 from shoal.node.options import Hold
 from shoal.node.reporting.events import CaughtUp, Evaluated, Failed, Holding, Linked, RoundEnded
-from shoal.node.state.store import disk_errors
+from shoal.protocol.departure import LEAVE_TIMEOUT_S
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import (
@@ -48,8 +49,8 @@ from shoal.testnet.progress import FaultInjected, NodeEnded, OnProgress, ignore_
 from shoal.testnet.reports.page import render_page
 from shoal.testnet.reports.plot import draw_loss
 from shoal.testnet.reports.report import Report, make_report, to_json
-from shoal.testnet.run_folder import replace_earlier_run
-from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settle
+from shoal.testnet.run_folder import replace_earlier_run, write_reports
+from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settle, tokens_by_round
 from shoal.testnet.scenario import Scenario
 
 CHUNK_VALUES: Final = 32_768
@@ -67,8 +68,10 @@ AGENT_ROUND_DEADLINE_S: Final = 300.0
 """Where rollouts are shared: nothing is logged while an agent warms its policy up or samples, which on two busy cores
 took over a minute."""
 STEP_DEADLINE_S: Final = 1.0
-FINISH_DEADLINE_S: Final = 30.0
-LEAVE_DEADLINE_S: Final = 15.0
+FINISH_DEADLINE_S: Final = START_DEADLINE_S
+"""After the last round: by then who lives takes part in that one or a later one, who was only just started too."""
+LEAVE_DEADLINE_S: Final = LEAVE_TIMEOUT_S + 10.0
+"""A node that is asked to leave may wait for others, and ends its trainer."""
 
 
 async def run_testnet(
@@ -172,6 +175,8 @@ class Testnet(Fleet):
         self._trouble: str | None = None
         self._interrupted = self._ending = False
         self._facts: tuple[NodeFacts, ...] = ()
+        self._crashes = Counter[int]()
+        self._absent_at_end: frozenset[int] = frozenset()
         self._told: set[tuple[str, int]] = set()
         self._entries_told = 0
         self.found(testnet_manifest(scenario, [self.add(index).peer_id for index in range(scenario.nodes)]))
@@ -201,8 +206,9 @@ class Testnet(Fleet):
             if scope.cancelled_caught:
                 self._trouble = f"not finished after {limit_s:.0f} s"
             self._ended_at, self._ending = time.time(), True
-            self._facts = tuple(self._facts_of(node) for node in self.nodes)
-            await self._ask_all_to_leave()
+            facts = [self._facts_of(node) for node in self.nodes]
+            hung = await self._ask_all_to_leave()
+            self._facts = tuple(replace(one, hung=one.index in hung) for one in facts)
             nursery.cancel_scope.cancel()
         self._tell_news()  # what the nodes logged last, such as the loss after the last round
         return self._interrupted
@@ -236,9 +242,7 @@ class Testnet(Fleet):
     async def _start_founders(self, nursery: trio.Nursery) -> bool:
         """Start node 0, then the others, which join it; False if it does not come up."""
         first = self.node(0)
-        # Nodes that are cut off come back when others may be done: with partitions, all stay until asked to leave.
-        divided = any(fault.kind == "partition" for fault in self.scenario.faults)
-        rounds = None if divided else self.scenario.rounds
+        rounds = None if self._all_stay() else self.scenario.rounds
         await self.launch(first, rounds=rounds, holds=self._first_holds(0))
         with trio.move_on_after(START_DEADLINE_S):
             await self.journal.until(lambda: bool(first.addresses) or not first.alive)
@@ -250,6 +254,16 @@ class Testnet(Fleet):
             await self.launch(node, join=first.addresses, rounds=rounds, holds=holds)
         await self._start_together(nursery)
         return True
+
+    def _all_stay(self) -> bool:
+        """True if nodes stay until asked to leave: some come, or come back, when others may be done.
+
+        Agents, whose rounds are their own, come back to nothing; but who is cut off from all may not be able to leave.
+        """
+        kinds = {fault.kind for fault in self.scenario.faults}
+        if self.scenario.synchronisation.shares_rollouts:
+            return "partition" in kinds
+        return not kinds <= {"kill", "leave"}
 
     async def _start_together(self, nursery: trio.Nursery) -> None:
         """Have the founders begin their first round when all are there: half of them may be a quorum, and not wait."""
@@ -302,6 +316,7 @@ class Testnet(Fleet):
     def _tell_end(self, node: NodeProcess) -> None:
         code = node.lives[-1].exit_code
         if code and node.struck is None and not self._ending:
+            self._crashes[node.index] += 1
             reasons = [event.message for event in self.journal.of(Failed, node.index)]
             message = reasons[-1] if reasons else f"see {node.folder / 'log.txt'}"
             self._on_progress(NodeEnded(index=node.index, exit_code=code, message=message))
@@ -315,8 +330,11 @@ class Testnet(Fleet):
         await self.journal.until(lambda: not self._busy())
         with trio.move_on_after(FINISH_DEADLINE_S):
             await self.journal.until(lambda: all(self._has_followed(node) for node in self.nodes))
-            if self.scenario.tokens is not None:
-                last = self._last_round()
+        expected = (node for node in self.nodes if self._is_expected(node))
+        self._absent_at_end = frozenset(node.index for node in expected if not self._is_in(node))
+        if self.scenario.tokens is not None:
+            last = self._last_round()
+            with trio.move_on_after(FINISH_DEADLINE_S):
                 await self.journal.until(lambda: self._is_evaluated(last))
 
     def _is_evaluated(self, round: int) -> bool:
@@ -324,18 +342,14 @@ class Testnet(Fleet):
 
     def _last_round(self) -> int:
         """The scenario's last round, or the one that certified the last of its tokens."""
-        if self.scenario.tokens is not None:
-            tokens = {event.round: event.tokens for event in self.journal.of(RoundEnded)}
-            rounds = sorted(tokens)
-            for number, total in zip(rounds, accumulate(tokens[number] for number in rounds), strict=True):
-                if total >= self.scenario.tokens:
-                    return min(number, self.scenario.rounds)
-        return self.scenario.rounds
+        if self.scenario.tokens is None:
+            return self.scenario.rounds
+        return self.scenario.last_round(tokens_by_round(self.journal.of(RoundEnded)))
 
     def _last_round_certified(self) -> bool:
         """True if somebody certified the last round; or where each counts its own, if all that live ended theirs."""
         if self.scenario.synchronisation.shares_rollouts:
-            return all(map(self._has_followed, self.nodes))
+            return all(not node.alive or node.stopped or self._is_in(node) for node in self.nodes)
         last = self._last_round()
         return any(node.certified(last) for node in self.nodes)
 
@@ -347,15 +361,41 @@ class Testnet(Fleet):
         return any(not record.done and has_begun(record.fault, self) for record in self._records)
 
     def _has_followed(self, node: NodeProcess) -> bool:
-        return not node.alive or node.stopped or self._finished(node)
+        return not node.alive or not self._is_expected(node) or self._is_in(node)
+
+    def _is_in(self, node: NodeProcess) -> bool:
+        """True if it took part in the last round, or in one after it."""
+        last = self._last_round()
+        return any(event.round >= last for event in self.journal.of(RoundEnded, node.index))
+
+    def _is_expected(self, node: NodeProcess) -> bool:
+        """True if no fault keeps it away in the end: it was not ended, and nothing that was done to it lasts."""
+        return node.struck is None and not node.stopped and not node.throttled and node.index not in self._cut_off()
+
+    def _cut_off(self) -> set[int]:
+        """The nodes whose links a fault changed, not for a time alone, and that nobody healed."""
+        done = [record for record in self._records if record.at is not None and record.error is None]
+        healed_at = max((record.at or 0.0 for record in done if record.fault.kind == "heal"), default=0.0)
+        return {
+            index
+            for record in done
+            if record.fault.kind in ("partition", "slow") and record.fault.duration_s is None
+            if (record.at or 0.0) > healed_at
+            for index in record.fault.struck
+        }
 
     def _finished(self, node: NodeProcess) -> bool:
         caught_up = self.journal.of(CaughtUp, node.index)
         last = self._last_round()
         return node.certified(last) or any(event.round >= last for event in caught_up)
 
-    async def _ask_all_to_leave(self) -> None:
-        """Give every node that still runs the chance to leave in good order; who does not take it is killed."""
+    async def _ask_all_to_leave(self) -> frozenset[int]:
+        """Give every node that still runs the chance to leave in good order; who does not take it is killed.
+
+        Returns those that did not take it though no fault kept them from it.
+        """
+        asked = [node for node in self.nodes if node.alive and not node.stopped]
+        expected = [node for node in asked if self._is_expected(node)]
 
         async def ask(node: NodeProcess) -> None:
             with contextlib.suppress(NetworkError):  # it may have ended this moment, or hang: it is killed then
@@ -364,9 +404,9 @@ class Testnet(Fleet):
 
         with trio.move_on_after(LEAVE_DEADLINE_S):
             async with trio.open_nursery() as nursery:
-                for node in self.nodes:
-                    if node.alive and not node.stopped:
-                        nursery.start_soon(ask, node)
+                for node in asked:
+                    nursery.start_soon(ask, node)
+        return frozenset(node.index for node in expected if node.alive or node.lives[-1].exit_code != 0)
 
     # --- what is told ---
 
@@ -398,6 +438,8 @@ class Testnet(Fleet):
             peer_id=node.peer_id,
             outcome=self._outcome(node),
             lives=tuple((life.started_at, life.ended_at or self._ended_at) for life in node.lives),
+            crashes=self._crashes[node.index],
+            absent_at_end=node.index in self._absent_at_end,
         )
 
     def _outcome(self, node: NodeProcess) -> Outcome:
@@ -436,8 +478,6 @@ class Testnet(Fleet):
         else:
             check = Check(rounds=())  # nothing is in common that could be computed again
         report = make_report(run_record, check)
-        with disk_errors(self.folder):
-            (self.folder / "report.json").write_bytes(to_json(report))
-            (self.folder / "report.html").write_text(render_page(report), encoding="utf-8")
-            draw_loss(report, self.folder / "loss.png")
+        page, picture = render_page(report), draw_loss(report)
+        write_reports(self.folder, {"loss.png": picture, "report.html": page, "report.json": to_json(report)})
         return report

@@ -3,8 +3,9 @@
 * every certified round is recomputed, and a fork is one that was certified with two digests or values (`rounds`);
 * nobody voted or proposed twice in a view, or below a view that it had moved to, over all its lives;
 * no round took a node longer than the protocol's own deadlines allow (`round_bound_s`);
-* whom no fault struck was not evicted, and certified every round that anybody did; who only lost lanes was not left out
-  of any sum.
+* whom no fault struck was not evicted, certified every round that anybody did, and kept its trainer; who only lost
+  lanes was not left out of any sum;
+* nobody saw two certificates of a round, or proof that another lied.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from shoal.protocol.leading import HELD_TIMEOUT_S, RELAY_SETTLE_S, REPLAN_SETTLE
 from shoal.protocol.membership import detection_bound_s
 from shoal.testnet.check import Witness
 from shoal.testnet.journal import Entry
+from shoal.testnet.run_record import alarms
 
 MACHINE_S: Final = 3.0
 """Seconds that a machine with fewer cores than nodes may add: the protocol's bounds hold for timers that are on time.
@@ -137,6 +139,10 @@ def examine(nodes: Sequence[Witness], window: Window) -> Findings:
             *(text for _, text in late),
             *lost,
             *recoded,
+            *alarms(
+                (entry for entry in entries if entry.event.at >= window.released_at),
+                {node.index for node in nodes} - window.struck,
+            ),
         ),
     )
 

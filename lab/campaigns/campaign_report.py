@@ -37,7 +37,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def problems(self) -> tuple[str, ...]:
         """Everything about the run that was not as it should be, in words."""
-        return self.found.problems if self.trouble is None else (self.trouble, *self.found.problems)
+        troubles = [] if self.trouble is None else [self.trouble]
+        if not troubles and not self.found.rounds_checked:
+            troubles.append("no round was recomputed")
+        return (*troubles, *self.found.problems)
 
     @property
     def failed(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.lab.campaigns.campaign_report import Spread, spread
-from shoal.testnet.reports.report import FaultReport, Report, absences
+from shoal.testnet.reports.report import FaultReport, Report, failures
 
 
 class ScenarioRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,20 +136,7 @@ def ok(report: ChaosReport) -> bool:
 
 def problems_of(report: Report, *, broken: Sequence[str], late: Sequence[str]) -> tuple[str, ...]:
     """List why a scenario failed. Faults that could not be done are no reason: they are counted apart."""
-    problems = [*broken, *late, *report.unverified]
-    if report.trouble is not None:
-        problems.append(report.trouble)
-    if report.rounds_certified != report.scenario.rounds:
-        problems.append(f"{report.scenario.rounds - report.rounds_certified} rounds were not certified")
-    if report.forks:
-        problems.append(f"{report.forks} rounds have two different certificates")
-    if report.wrong_values:
-        problems.append(f"{report.wrong_values} applied values are not the mean of what was contributed")
-    if report.digests_equal is False:
-        problems.append("nodes do not hold the same state")
-    problems += absences(report)
-    problems += [f"node {node.index} crashed" for node in report.nodes if node.outcome == "crashed"]
-    return tuple(problems)
+    return (*broken, *late, *report.unverified, *failures(report))
 
 
 def late_rounds(report: Report, bound_s: float) -> tuple[float, list[str]]:

@@ -59,13 +59,14 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ok(report: SoakReport) -> bool:
-    """True if it went to its end, nothing grew, and every round was exact."""
+    """True if it went to its end, struck where it was to, nothing grew, and every round was exact."""
     return (
         report.trouble is None
         and not report.problems
         and not report.grown
         and report.digests_equal
         and report.rounds_checked > 0
+        and (len(report.faults) > 0 or not report.faults_drawn)
         and not (report.wrong_values or report.forks or report.broken_votes or report.unverified)
     )
 

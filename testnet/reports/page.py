@@ -22,7 +22,7 @@ from shoal.testnet.reports.page_parts import (
     timeline,
 )
 from shoal.testnet.reports.plot import loss_points
-from shoal.testnet.reports.report import FaultReport, NodeReport, Report, absences, crashes, digests_word, ok
+from shoal.testnet.reports.report import FaultReport, NodeReport, Report, digests_word, failures, ok
 from shoal.testnet.scenario import whom
 
 CALM = frozenset({"continue", "heal", "join", "leave"})
@@ -61,12 +61,11 @@ def _verdict(report: Report) -> str:
     good = ok(report)
     word = '<span class="good">Exact.</span>' if good else '<span class="bad">Not as it should be.</span>'
     facts = (
-        f"{report.rounds_certified} of {report.scenario.rounds} rounds certified, {report.forks} forks, "
+        f"{report.rounds_certified} of {report.wanted_rounds} rounds certified, {report.forks} forks, "
         f"{report.wrong_values} wrong values, digests {digests_word(report, 'not equal')}, "
         f"{report.wall_s:.1f} s."
     )
-    notes = [*absences(report), *crashes(report), *report.unverified, *([report.trouble] if report.trouble else [])]
-    items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
+    items = "".join(f"<li>{escaped(note)}</li>" for note in (*failures(report), *report.unverified))
     return f'<p class="verdict">{word} {escaped(facts)}</p>' + (f"<ul>{items}</ul>" if items else "")
 
 

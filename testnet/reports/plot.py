@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -18,8 +18,8 @@ def loss_points(loss: LossReport) -> list[tuple[int, float]]:
     return [(number, value) for number, value in enumerate(values) if value is not None]
 
 
-def draw_loss(report: Report, path: Path) -> None:
-    """Write the loss by round, with the faults' rounds marked, as a PNG."""
+def draw_loss(report: Report) -> bytes:
+    """Draw the loss by round, with the faults' rounds marked, as a PNG."""
     figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -35,4 +35,6 @@ def draw_loss(report: Report, path: Path) -> None:
     axes.set_ylabel(f"held-out loss ({report.loss.metric})" if report.loss.metric else "held-out loss")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.25)
-    figure.savefig(path, format="png")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()

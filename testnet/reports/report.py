@@ -1,8 +1,9 @@
 """Report of a testnet, `report.json`: what was done, what came of it, and whether it was right.
 
-`ok` is the exit rule: all rounds certified, no forks, no wrong values, equal digests, and nobody that no fault struck
-missed a round; and besides, no node ended by itself, every fault of the scenario really happened and nothing was left
-unverified, for else the zeros would mean little.
+`ok` is the exit rule: every fault of the scenario really happened, nothing was left unverified, and none of `failures`
+is there: all rounds certified, no forks, no wrong values, equal digests, nobody that no fault struck missed a round,
+and who came, or came back, took part again; no node ended by itself, hung or gave the alarm; and the run was not cut
+short.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ from shoal.node.reporting.events import (
     Rollouts,
     RoundEnded,
     Started,
-    Stepped,
 )
 from shoal.testnet.check import Check
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
-from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord
+from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, alarms, tokens_by_round
 from shoal.testnet.scenario import Scenario
 
 ROUNDS_NAMED: Final = 8
@@ -48,8 +48,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """One node. certified: how many rounds it did, as `rounds` says too. contributed: to how many of those certified.
 
     digests: by round. lives: (start, end) of its processes, in seconds. missed: rounds that others certified without it
-    though no fault had struck it. blocked_fraction: the share of its time between contributions in which it stood still
-    and waited for a round.
+    though no fault had struck it. crashes, absent_at_end, hung: see `NodeFacts`. blocked_fraction: the share of its
+    time between contributions in which it stood still and waited for a round.
     """
 
     index: int
@@ -60,6 +60,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     contributed: int
     digests: dict[str, str]
     missed: tuple[int, ...] = ()
+    crashes: int = 0
+    absent_at_end: bool = False
+    hung: bool = False
     lives: tuple[tuple[float, float], ...] = ()
     spans: tuple[Span, ...] = ()
     blocked_fraction: float | None = None
@@ -120,6 +123,7 @@ class BytesReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report. unverified: what the check could not verify. trouble: why the run ended before its time.
+    alarms: what nodes logged that never happens among nodes that are sound.
 
     unaffected_absent: nodes that no fault struck, and that took part in fewer rounds than they could. evicted_alive:
     how often a plan that had been begun went on without one that no fault had struck.
@@ -144,34 +148,63 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unaffected_absent: tuple[int, ...] = ()
     evicted_alive: int = 0
     unverified: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()
     trouble: str | None = None
+
+    @property
+    def wanted_rounds(self) -> int:
+        """Number of rounds that were to be certified, for the tokens that were wanted if any were."""
+        return self.scenario.last_round({entry.round: entry.tokens for entry in self.rounds})
 
 
 def ok(report: Report) -> bool:
     """True if the testnet did what it should; its exit code is 0 only then."""
-    return (
-        report.rounds_certified == report.scenario.rounds
-        and report.forks == 0
-        and report.wrong_values == 0
-        and report.digests_equal is not False
-        and not report.unaffected_absent
-        and not crashes(report)
-        and not report.unverified
-        and all(fault.at_s is not None and fault.error is None for fault in report.faults)
-    )
+    done = all(fault.at_s is not None and fault.error is None for fault in report.faults)
+    return done and not failures(report) and not report.unverified
 
 
-def absences(report: Report) -> list[str]:
-    """Tell who missed rounds although no fault struck it, each in a line."""
+def failures(report: Report) -> list[str]:
+    """Every reason for which the run is not as it should be, in a line; what is unverified, and faults, apart."""
+    reasons = [] if report.trouble is None else [report.trouble]
+    if report.rounds_certified < report.wanted_rounds:
+        reasons.append(_too_little(report))
+    if report.forks:
+        reasons.append(f"{report.forks} round{'s have' if report.forks > 1 else ' has'} two different certificates")
+    if report.wrong_values:
+        reasons.append(f"{report.wrong_values} applied values are not the mean of what was contributed")
+    if report.digests_equal is False:
+        reasons.append("nodes do not hold the same state")
+    if len(report.nodes) > 1 and report.rounds and not any(entry.coverage for entry in report.rounds):
+        reasons.append("in no round did anything that one node made reach another")
+    return [*reasons, *_absences(report), *_ends(report), *report.alarms]
+
+
+def _too_little(report: Report) -> str:
+    done = "done" if report.digests_equal is None else "certified"
+    if report.scenario.tokens is not None:
+        tokens = sum(entry.tokens for entry in report.rounds)
+        return f"{tokens:,} of {report.scenario.tokens:,} tokens were {done}, in {report.rounds_certified} rounds"
+    return f"{report.wanted_rounds - report.rounds_certified} rounds were not {done}"
+
+
+def _absences(report: Report) -> list[str]:
+    """Tell who missed rounds although no fault struck it, and who did not come back, each in a line."""
     nodes = {node.index: node for node in report.nodes}
-    return [f"no fault struck node {index}, and it {_absence(nodes[index])}" for index in report.unaffected_absent]
+    return [
+        *(f"no fault struck node {index}, and it {_absence(nodes[index])}" for index in report.unaffected_absent),
+        *(
+            f"node {node.index} took part neither in the last round nor in one after it"
+            for node in report.nodes
+            if node.absent_at_end and node.index not in report.unaffected_absent
+        ),
+    ]
 
 
-def crashes(report: Report) -> list[str]:
-    """Tell who ended by itself at last, though its disk was not made full, each in a line."""
-    full = {fault.node for fault in report.faults if fault.kind == "full"}
-    ended = [node.index for node in report.nodes if node.outcome == "crashed" and node.index not in full]
-    return [f"node {index} ended by itself; see nodes/{index}/log.txt" for index in ended]
+def _ends(report: Report) -> list[str]:
+    """Tell who ended by itself, and who did not end when it was to, each in a line."""
+    ended = [(node.index, "ended by itself") for node in report.nodes if node.crashes]
+    hung = [(node.index, "did not end in good order when it was asked to leave") for node in report.nodes if node.hung]
+    return [f"node {index} {how}; see nodes/{index}/log.txt" for index, how in (*ended, *hung)]
 
 
 def _absence(node: NodeReport) -> str:
@@ -217,6 +250,7 @@ def make_report(run_record: RunRecord, check: Check) -> Report:
         unaffected_absent=run_record.unaffected_absent(),
         evicted_alive=run_record.evicted_alive(),
         unverified=check.errors + _two_values(certified),
+        alarms=tuple(alarms(run_record.entries, {node.index for node in run_record.unharmed()})),
         trouble=run_record.trouble,
     )
 
@@ -256,6 +290,9 @@ def _node_report(node: NodeFacts, run_record: RunRecord, missed: tuple[int, ...]
         certified=rounds,
         contributed=len(_contributed(node.index, run_record)),
         missed=missed,
+        crashes=node.crashes,
+        absent_at_end=node.absent_at_end,
+        hung=node.hung,
         digests={str(event.round): event.digest for event in events if event.digest},
         lives=tuple((_since(run_record, start), _since(run_record, end)) for start, end in node.lives),
         spans=_spans(node.index, run_record),
@@ -397,6 +434,7 @@ def _round_reports(certified: Sequence[tuple[int, RoundEnded]], check: Check) ->
     by_round: dict[int, list[RoundEnded]] = defaultdict(list)
     for _, event in certified:
         by_round[event.round].append(event)
+    tokens = tokens_by_round(event for _, event in certified)
     reports = []
     for number, events in sorted(by_round.items()):
         last = max(events, key=lambda event: event.term)
@@ -408,18 +446,12 @@ def _round_reports(certified: Sequence[tuple[int, RoundEnded]], check: Check) ->
                 members=len(last.members),
                 contributors=checked.contributors if checked and verified else last.contributors,
                 coverage=checked.coverage if checked and verified else last.coverage,
-                tokens=_tokens(events, last),
+                tokens=tokens[number],
                 reduce_s=round(statistics.median(event.reduce_s for event in events), 3),
                 total_s=round(statistics.median(event.total_s for event in events), 3),
             )
         )
     return tuple(reports)
-
-
-def _tokens(events: Sequence[RoundEnded], last: RoundEnded) -> int:
-    """Tokens of a round: all that a certificate counts; without one each node tells of its own."""
-    own = [event.tokens for event in events if isinstance(event, Stepped)]
-    return sum(own) if own else last.tokens
 
 
 def _bytes(run_record: RunRecord, check: Check) -> BytesReport:

@@ -385,3 +385,10 @@ def test_status_names_who_is_gone_and_who_is_behind_and_says_how_it_is_reached()
 def test_an_agent_says_what_it_wrote_and_no_speed() -> None:
     rollouts = RolloutStatus(role="train", generated_tokens=52_327)
     assert "speed      52,327 tokens generated" in status_lines(with_checks(tokens_per_s=None, rollouts=rollouts))
+
+
+def test_a_data_dir_that_no_folder_can_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (tmp_path / ("y" * 300), tmp_path.joinpath(*["x" * 49] * 6)):
+        assert execute(["status", "--data-dir", str(folder)]) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"shoal: no node is running on {folder}; start one with `shoal run ")

@@ -9,8 +9,8 @@ TESTNET: tuple[Bug, ...] = (
         "a verdict that forgets whom no fault struck and who missed a round",
         "tests/testnet/reports/test_report.py"
         "::test_a_founder_that_no_fault_struck_and_that_missed_a_round_does_not_pass",
-        "and not report.unaffected_absent",
-        "",
+        "for index in report.unaffected_absent),",
+        "for index in report.unaffected_absent[:0]),",
     ),
     bug(
         "who was told of a round counts as one that took part in it",
@@ -27,10 +27,90 @@ TESTNET: tuple[Bug, ...] = (
     ),
     bug(
         "a verdict that forgets who ended by itself",
+        "tests/testnet/reports/test_report.py::test_how_a_node_ended_can_fail_a_run_in_which_it_missed_nothing",
+        "for node in report.nodes if node.crashes]",
+        "for node in report.nodes if False]",
+    ),
+    bug(
+        "a verdict that forgets who hung when it was asked to leave",
+        "tests/testnet/reports/test_report.py::test_how_a_node_ended_can_fail_a_run_in_which_it_missed_nothing",
+        "for node in report.nodes if node.hung]",
+        "for node in report.nodes if False]",
+    ),
+    bug(
+        "a verdict that forgets who did not come back",
+        "tests/testnet/reports/test_report.py::test_a_newcomer_that_never_got_in_does_not_pass",
+        "if node.absent_at_end and node.index not in report.unaffected_absent",
+        "if False",
+    ),
+    bug(
+        "a verdict that forgets why a run was cut short",
         "tests/testnet/reports/test_report.py"
-        "::test_a_node_that_ended_by_itself_does_not_pass_though_it_missed_nothing_and_may_where_its_disk_was_full",
-        "and not crashes(report)",
-        "",
+        "::test_a_run_that_was_cut_short_does_not_pass_though_all_rounds_are_certified",
+        "reasons = [] if report.trouble is None else [report.trouble]",
+        "reasons: list[str] = []",
+    ),
+    bug(
+        "a verdict that forgets what nodes gave the alarm for",
+        "tests/testnet/reports/test_report.py::test_what_sound_nodes_never_say_does_not_pass",
+        "return [*reasons, *_absences(report), *_ends(report), *report.alarms]",
+        "return [*reasons, *_absences(report), *_ends(report)]",
+    ),
+    bug(
+        "a verdict that looks at no fork after the last round of a scenario",
+        "tests/testnet/reports/test_report.py::test_rounds_beyond_the_scenario_count_for_nothing_but_forks",
+        "if isinstance(entry.event, RolledBack) or self.counts(entry.event)",
+        "if (isinstance(entry.event, RolledBack) or self.counts(entry.event)) and entry.event.round <= 5",
+    ),
+    bug(
+        "who left by itself may miss rounds",
+        "tests/testnet/reports/test_report.py::test_who_was_struck_may_miss_rounds_and_who_came_later_those_before",
+        "return tuple(node for node in self.nodes if node.index not in struck)",
+        'return tuple(node for node in self.nodes if node.index not in struck and node.outcome != "left")',
+    ),
+    bug(
+        "a run for tokens is to certify all rounds",
+        "tests/testnet/reports/test_report.py"
+        "::test_a_run_for_tokens_ends_with_the_round_that_certifies_the_last_of_them",
+        "if self.tokens is not None and total >= self.tokens:",
+        "if False:",
+    ),
+    bug(
+        "who is told of rounds counts as one that came back",
+        "tests/testnet/test_swarm.py::test_who_joined_or_came_back_and_is_told_of_rounds_alone_is_found",
+        "return any(event.round >= last for event in self.journal.of(RoundEnded, node.index))",
+        "return self._finished(node)",
+    ),
+    bug(
+        "nodes that are done go before one that comes is in",
+        "tests/testnet/test_swarm.py::test_who_is_started_when_the_last_round_is_over_has_time_to_get_in",
+        'return not kinds <= {"kill", "leave"}',
+        'return "partition" in kinds',
+    ),
+    bug(
+        "who does not leave when it is asked is killed without a word",
+        "tests/testnet/test_swarm.py::test_who_does_not_leave_when_it_is_asked_is_found",
+        "if node.alive or node.lives[-1].exit_code != 0)",
+        "if False)",
+    ),
+    bug(
+        "a check of the testnet that passes a round which counts nobody",
+        "tests/testnet/test_check.py::test_check_refuses_a_round_that_counts_nobody_while_one_who_contributed_is_there",
+        "if not contributors and any(one.peer in planned for one in accounts):",
+        "if False:",
+    ),
+    bug(
+        "a report is written over an older one in its place",
+        "tests/testnet/test_run_folder.py::test_a_report_that_cannot_be_written_whole_leaves_the_older_one",
+        'write_atomically(out / name, data, option="--out")',
+        """with disk_errors(out, option="--out"):
+            (out / name).write_bytes(data)""",
+    ),
+    bug(
+        "a merged page is written over an older one in its place",
+        "tests/testnet/reports/test_report_merge.py::test_a_page_that_cannot_be_written_whole_leaves_the_older_one",
+        'write_atomically(options.output.resolve(), page, option="-o")',
+        "options.output.resolve().write_bytes(page)",
     ),
     bug(
         "a check of the testnet that believes the plan's tokens",

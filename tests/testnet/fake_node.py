@@ -1,11 +1,12 @@
 """A stand-in for a node, for tests of the testnet itself: it logs what a node logs, in lockstep with its siblings.
 
-    python fake_node.py DATA_DIR FOUNDERS ROUNDS HOLDS GATE MODE
+    python fake_node.py DATA_DIR FOUNDERS ROUNDS HOLDS LAST GATE MODE
 
-ROUNDS is "-" for no end, HOLDS is "ROUND:PHASE:PROGRESS,…" or "-". GATE is "INDEX:STARTS,…" or "-": the last round
+ROUNDS is "-" for no end, HOLDS is "ROUND:PHASE:PROGRESS,…" or "-". GATE is "INDEX:STARTS,…" or "-": the round LAST
 does not begin before those nodes have started so often. A node that is dead or stopped is not waited for. MODE is
-"well", "crash" (exit 7 at once), "silent" (listen, then log nothing), "fork" (certify other digests), or "absent"
-(certify nothing, and be told what others certified). A newcomer begins after the round that its siblings have reached.
+"well", "crash" (exit 7 at once), "silent" (listen, then log nothing), "fork" (certify other digests), "absent"
+(certify nothing, and be told what others certified), "lost" (the same from its second start on), or "hung" (do not end
+when asked to leave). A newcomer, or who comes back, begins after the round that its siblings have reached.
 Control is by files: `op-release` ends a hold, `op-leave` the node.
 """
 
@@ -33,13 +34,14 @@ def whole_lines(text):
 
 
 class Node:
-    def __init__(self, data_dir, founders, rounds, holds, gate, mode):
+    def __init__(self, data_dir, founders, rounds, holds, last, gate, mode):
         self.folder = Path(data_dir)
         self.founders = int(founders)
         self.rounds = None if rounds == "-" else int(rounds)
         self.holds = [] if holds == "-" else [hold.split(":") for hold in holds.split(",")]
+        self.last = int(last)
         self.gate = [] if gate == "-" else [starts.split(":") for starts in gate.split(",")]
-        self.mode = mode
+        self.mode = "absent" if mode == "lost" and self.starts(self.folder.name) else mode
         self.rounds_done = 0
         self.ends_at = time.monotonic() + DEADLINE_S
 
@@ -51,7 +53,7 @@ class Node:
         met = False
         while not met:
             met = condition()
-            if (self.folder / "op-leave").exists():
+            if self.mode != "hung" and (self.folder / "op-leave").exists():
                 self.log("left", reason="asked")
                 sys.exit(0)
             if time.monotonic() > self.ends_at:
@@ -102,6 +104,8 @@ class Node:
         if self.mode == "crash":
             self.log("failed", message="no such luck")
             sys.exit(7)
+        if int(self.folder.name) >= self.founders or self.starts(self.folder.name):
+            self.wait(lambda: any(not gone for _, _, gone in self.siblings()))
         first = max((last for _, last, gone in self.siblings() if not gone), default=0)
         self.log("started", peer_id="", pid=os.getpid(), boot=1, seconds=0.0)
         if first:
@@ -115,7 +119,7 @@ class Node:
         round = first
         while self.rounds is None or round < self.rounds:
             round += 1
-            if round == self.rounds:
+            if round == self.last:
                 self.wait(self.gate_open)
             self.round(round)
         self.log("left", reason="rounds done")

@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from shoal.testnet.nodes import Runtime
-from shoal.testnet.reports.report import Report, ok
+from shoal.testnet.reports.report import Report, failures, ok
 from shoal.testnet.scenario import Scenario
 from shoal.testnet.swarm import run_testnet
 
@@ -36,7 +36,7 @@ def run_real(scenario: Scenario, out: Path, runtime: Runtime | None = None) -> R
 
     report = trio.run(limited)
     assert_none_left(out)
-    assert ok(report), (report.faults, report.rounds, report.forks, report.wrong_values, report.digests_equal)
+    assert ok(report), (failures(report), report.unverified, report.faults, report.rounds)
     assert (report.rounds_certified, report.forks, report.wrong_values) == (scenario.rounds, 0, 0)
     assert report.loss.first is not None
     assert report.loss.last is not None

@@ -62,10 +62,17 @@ def plan_of(round: int, contributions: list[list[bytes]]) -> Plan:
     )
 
 
-def write_round(root: Path, round: int = 1, *, missing: tuple[int, int] | None = None, how: Sum | None = None) -> None:
+def write_round(
+    root: Path,
+    round: int = 1,
+    *,
+    missing: tuple[int, int] | None = None,
+    nobody: bool = False,
+    how: Sum | None = None,
+) -> None:
     """Three nodes' files of one round, summed by arithmetic of this file's own.
 
-    missing: (chunk, place) that the bitmap does not include.
+    missing: (chunk, place) that the bitmap does not include. nobody: it includes no place at all.
     """
     how = how or Sum()
     contributions = [encode(values) for values in gradients(round)]
@@ -74,13 +81,13 @@ def write_round(root: Path, round: int = 1, *, missing: tuple[int, int] | None =
     mean = np.zeros(NUMEL, np.float32)
     bitmaps = []
     for chunk, span in enumerate(spans()):
-        included = [place for place in (0, 1) if (chunk, place) != missing]
+        included = [place for place in (0, 1) if (chunk, place) != missing and not nobody]
         summed = [place for place in how.counts(chunk) if place in included]
         bitmaps.append(bitmap(included, len(PEERS)))
         total = np.zeros(span.stop - span.start, np.float32)
         for place in summed:
             total = total + np.float32(WEIGHTS[place]) * decoded[place][span]
-        mean[span] = total / np.float32(how.divisor(sum(WEIGHTS[place] for place in included)))
+        mean[span] = total / np.float32(how.divisor(sum(WEIGHTS[place] for place in included)) or 1)
     finals = encode(mean)
     for index in range(3):
         folder = root / str(index) / "rounds" / f"0.0-{round}"
@@ -125,6 +132,17 @@ def test_check_passes_an_exact_round_that_lacks_a_chunk_of_one(tmp_path: Path) -
     found = checked(tmp_path)
     assert (found.wrong_values, found.errors, found.contributors) == (0, (), 2)
     assert found.coverage == pytest.approx(5 / 6)
+
+
+def test_check_refuses_a_round_that_counts_nobody_while_one_who_contributed_is_there(tmp_path: Path) -> None:
+    write_round(tmp_path, nobody=True)
+    found = checked(tmp_path)
+    assert (found.coverage, found.contributors, found.wrong_values) == (0.0, 0, 0)
+    assert found.errors == ("round 1: nobody's contribution is in it, and not all who contributed are gone",)
+    for node in (0, 1):  # only who contributed nothing ended the round
+        round_file(tmp_path, node, "applied").unlink()
+    left = check_round(witnesses(tmp_path, settled=False), "0.0", 1)
+    assert (left.coverage, left.updates_compared, left.errors) == (0.0, 1, ())
 
 
 def test_check_sums_over_rounds(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from shoal.protocol.errors import ConfigError, StorageError
 from shoal.testnet.run_folder import new_run, replace_earlier_run, write_reports
+from tests.testnet.small_files import files_up_to
 
 COMMANDS = ("campaign", "chaos", "testnet")
 
@@ -67,3 +68,10 @@ def test_a_report_that_cannot_be_written_says_so_in_one_line(tmp_path: Path) -> 
     with pytest.raises(StorageError) as caught:
         write_reports(tmp_path, {"report.json": "{}"})
     assert "\n" not in str(caught.value)
+
+
+def test_a_report_that_cannot_be_written_whole_leaves_the_older_one(tmp_path: Path) -> None:
+    write_reports(tmp_path, {"report.json": "older"})
+    with files_up_to(1000), pytest.raises(StorageError, match="File too large; check the disk or choose another --out"):
+        write_reports(tmp_path, {"report.json": b"n" * 4000})
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.json", "older")]

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -26,7 +27,7 @@ from shoal.testnet import nodes, swarm
 from shoal.testnet.links.namespaces import LOOPBACK, Place, Uplink
 from shoal.testnet.nodes import Launch, Runtime
 from shoal.testnet.progress import FaultInjected, LossMeasured, NodeEnded, NodeJoined, Progress, RoundDone
-from shoal.testnet.reports.report import Report, ok
+from shoal.testnet.reports.report import Report, failures, ok
 from shoal.testnet.scenario import DEMO, Fault, Scenario
 from shoal.testnet.swarm import run_testnet
 from tests.node.forks import FORKED
@@ -61,7 +62,7 @@ def fakes(scenario: Scenario, modes: dict[int, str] | None = None) -> Runtime:
         rounds = "-" if launch.rounds is None else str(launch.rounds)
         mode = (modes or {}).get(int(launch.data_dir.name), "well")
         script = [sys.executable, "-S", "-E", str(FAKE_NODE)]
-        return [*script, str(launch.data_dir), str(scenario.nodes), rounds, holds, gate, mode]
+        return [*script, str(launch.data_dir), str(scenario.nodes), rounds, holds, str(scenario.rounds), gate, mode]
 
     def ask(data_dir: Path, op: str, *arguments: str, deadline_s: float) -> dict[str, JsonValue]:
         (data_dir / f"op-{op}").write_text(" ".join(arguments))
@@ -265,7 +266,7 @@ async def test_links_are_blocked_and_narrowed_for_as_long_as_is_said(
 async def test_a_node_that_crashes_is_told_and_the_report_is_written(tmp_path: Path) -> None:
     report, told = await run(Scenario(nodes=2, rounds=2), tmp_path, {0: "crash"})
     assert told == [NodeEnded(index=0, exit_code=7, message="no such luck")]
-    assert [node.outcome for node in report.nodes] == ["crashed", "crashed"]
+    assert [(node.outcome, node.crashes) for node in report.nodes] == [("crashed", 1), ("crashed", 0)]
     assert (report.rounds_certified, report.digests_equal) == (0, False)
     assert report.trouble is not None
     assert report.trouble.startswith("node 0 did not come up")
@@ -284,6 +285,54 @@ async def test_a_founder_that_lives_and_certifies_nothing_is_found(tmp_path: Pat
     assert [(node.outcome, node.rounds) for node in report.nodes] == [("running", 3), ("running", 0), ("running", 3)]
     assert (report.rounds_certified, report.unaffected_absent, report.trouble) == (3, (1,), None)
     assert "no fault struck node 1, and it took part in no round" in (tmp_path / "report.html").read_text()
+
+
+@in_trio
+async def test_who_joined_or_came_back_and_is_told_of_rounds_alone_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm, "FINISH_DEADLINE_S", 0.5)
+    faults = (Fault(kind="join", node=3, round=2), Fault(kind="restart", node=1, round=2))
+    report, _ = await run(Scenario(nodes=3, rounds=5, faults=faults), tmp_path, {1: "lost", 3: "absent"})
+    assert (report.rounds_certified, report.unaffected_absent, report.trouble) == (5, (), None)
+    assert [fault.error for fault in report.faults] == [None, None]
+    assert [node.absent_at_end for node in report.nodes] == [False, True, False, True]
+    assert [node.hung for node in report.nodes] == [False] * 4
+    assert failures(report) == [
+        f"node {index} took part neither in the last round nor in one after it" for index in (1, 3)
+    ]
+
+
+@in_trio
+async def test_who_is_started_when_the_last_round_is_over_has_time_to_get_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swarm, "FINISH_DEADLINE_S", 8.0)
+    faults = (Fault(kind="join", node=3, round=5), Fault(kind="restart", node=1, round=5, duration_s=0.3))
+    scenario = Scenario(nodes=3, rounds=5, faults=faults)
+    runtime = fakes(msgspec.structs.replace(scenario, faults=()))  # the last round waits for nobody
+    report = await run_testnet(scenario, tmp_path, runtime=runtime)
+    assert [node.absent_at_end for node in report.nodes] == [False] * 4
+    assert (report.rounds_certified, failures(report)) == (5, [])
+    assert_none_left(tmp_path)
+
+
+@in_trio
+async def test_who_lasts_under_a_fault_need_not_be_there_in_the_end(tmp_path: Path) -> None:
+    throttle = Fault(kind="throttle", node=1, round=2)
+    report, _ = await run(Scenario(nodes=3, rounds=4, faults=(throttle,)), tmp_path, {1: "absent"})
+    assert (report.rounds_certified, failures(report)) == (4, [])
+
+
+@in_trio
+async def test_who_does_not_leave_when_it_is_asked_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "LEAVE_DEADLINE_S", 1.0)
+    faults = (Fault(kind="cut", node=1, round=2),)  # so that all stay
+    report, _ = await run(Scenario(nodes=2, rounds=3, faults=faults), tmp_path, {1: "hung"})
+    assert [(node.hung, node.outcome) for node in report.nodes] == [(False, "running"), (True, "running")]
+    assert failures(report) == [
+        "node 1 did not end in good order when it was asked to leave; see nodes/1/log.txt",
+    ]
 
 
 @in_trio
@@ -391,3 +440,25 @@ def test_real_nodes_killed_while_planning_and_certifying_cost_the_others_nothing
     for fault in report.faults:
         assert fault.delay_s is not None
         assert fault.delay_s < 20
+
+
+def test_real_nodes_that_come_late_or_come_back_get_in_before_the_others_go(tmp_path: Path) -> None:
+    faults = (
+        Fault(kind="join", round=3),
+        Fault(kind="pause", node=2, round=3),  # it follows, and is there all the same
+        Fault(kind="restart", node=1, round=5),
+    )
+    scenario = Scenario(
+        nodes=3,
+        rounds=5,
+        workload="regression",
+        options={"inputs": 1024, "outputs": 256},
+        inner_steps=10,
+        faults=faults,
+    )
+
+    report = run_real(scenario, tmp_path, FORKED)
+    assert [(node.absent_at_end, node.hung, node.crashes) for node in report.nodes] == [(False, False, 0)] * 4
+    logs = [(tmp_path / "nodes" / str(index) / "events.jsonl").read_text().splitlines() for index in range(4)]
+    last = [max(e["round"] for e in map(json.loads, log) if e["event"] == "certified") for log in logs]
+    assert min(last) >= scenario.rounds

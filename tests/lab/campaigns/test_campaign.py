@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -42,15 +42,12 @@ from shoal.lab.campaigns.campaign_swarm import LivingSwarm, campaign_manifest, r
 from shoal.lab.campaigns.settings import Campaign
 from shoal.lab.cli import campaign as cli_campaign
 from shoal.lab.cli.campaign import run_line, summary
-from shoal.node.control import ControlServer
-from shoal.node.control_client import ControlRefused, JsonValue, request
 from shoal.node.control_ops import orders
 from shoal.node.node import Node
-from shoal.node.options import Hold, NodeConfig
+from shoal.node.options import NodeConfig
 from shoal.node.reporting.event_log import EventLog, line_of
 from shoal.node.reporting.events import Certified, Event, Linked, Voted
 from shoal.node.state.store import Store
-from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest
 from shoal.protocol.membership import detection_bound_s
@@ -255,6 +252,19 @@ def test_a_round_in_another_codec_is_unverified(remains: Remains) -> None:
     assert f"round {remains.window.first}: in codec {codec}, not int8" in found.problems
 
 
+def test_what_sound_nodes_never_say_is_a_problem(tmp_path: Path) -> None:
+    """Of the rounds that are judged: what was said in an earlier run was judged there."""
+    said: list[dict[str, object]] = [{"event": "forked", "round": at, "at": float(at)} for at in (1, 6)]
+    said += [{"event": "trainer_restarted", "cause": "exit code 9", "at": 7.0}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in said))
+    node = Witness(index=1, peer_id=Identity.generate().peer_id, folder=tmp_path)
+    window = Window(first=6, last=6, released_at=5.0, struck=frozenset(), cut=False, bound_s=9.0, codec="fp32")
+    alarm = "node 1 saw two certificates of round 6, and signs no more"
+    died = "no fault struck node 1, and its trainer died: exit code 9"
+    assert examine([node], window).problems == ("nobody certified round 6", alarm, died)
+    assert examine([node], replace(window, struck=frozenset({1}))).problems == ("nobody certified round 6", alarm)
+
+
 def test_the_chain_is_read_beside_its_node_up_to_a_record_that_is_cut_short(remains: Remains) -> None:
     folder = remains.nodes[0].folder
     with Store(folder) as store:
@@ -385,6 +395,8 @@ def test_delays_are_told_by_kind_and_whatever_failed_fails_the_whole() -> None:
     assert (kills.runs, kills.delay_s) == (6, spread([delay for delay in delays if delay is not None]))
     assert summary(report, Path("out"))[-1] == "all is as it should be"
     assert not ok(report_of(1, runs, records[1:], {}, wall_s=9.0))
+    assert RunRecord(run=runs[0]).problems == ("no round was recomputed",)
+    assert RunRecord(run=runs[0], trouble="they stand still").problems == ("they stand still",)
     wrong = ("wrong_values", "forks", "broken_votes", "late_rounds", "unverified")
     changes: list[tuple[str, dict[str, object]]] = [
         (field, {"found": Findings(**{field: 1}, problems=(field,))})
@@ -451,18 +463,7 @@ async def test_a_vote_is_noticed_and_a_certificate_that_was_faster_told_apart(tm
     assert not await until_voted(log, 5)
 
 
-async def test_an_order_gets_its_arguments_and_only_test_mode_has_any(tmp_path: Path) -> None:
-    async def echo(arguments: Sequence[str]) -> Mapping[str, JsonValue]:
-        return {"said": list(arguments)}
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(ControlServer(tmp_path, {}, {"echo": echo}).run)
-        ask = partial(request, tmp_path, deadline_s=5.0)
-        assert await trio.to_thread.run_sync(ask, "echo", "a", "b") == {"said": ["a", "b"]}
-        assert await trio.to_thread.run_sync(ask, "echo") == {"said": []}
-        with pytest.raises(ControlRefused, match="unknown op 'cut'; this node knows echo"):
-            await trio.to_thread.run_sync(ask, "cut", "a")
-        nursery.cancel_scope.cancel()
+def test_only_a_node_in_test_mode_takes_orders_to_hold_and_to_cut(tmp_path: Path) -> None:
     manifest = campaign_manifest(Group(peers=3, codec="fp32"), 1, [Identity.generate().peer_id])
     for test_mode in (True, False):
         config = NodeConfig(manifest=manifest, data_dir=tmp_path / "node", test_mode=test_mode)
@@ -472,19 +473,3 @@ async def test_an_order_gets_its_arguments_and_only_test_mode_has_any(tmp_path: 
             log.close()
             everyday = {"rollback", "rebase", "amend", "amend_by_authority", "limit", "revoke"}
             assert set(orders(node.parts, node.rounds)) == everyday | ({"hold", "cut"} if test_mode else set())
-
-
-async def test_holds_are_replaced_by_an_order(tmp_path: Path) -> None:
-    manifest = campaign_manifest(Group(peers=3, codec="fp32"), 1, [Identity.generate().peer_id])
-    config = NodeConfig(manifest=manifest, data_dir=tmp_path, test_mode=True, holds=(Hold.parse("1:train"),))
-    with Store(tmp_path) as store:
-        log = EventLog(tmp_path / "events.jsonl")
-        node = Node(config, store, log, lambda _: None)
-        await orders(node.parts, node.rounds)["hold"](["2:train", "2:reduce:0.5"])
-        await node.parts.holds.at(1, "train")  # not held any more
-        with trio.move_on_after(0.2):
-            await node.parts.holds.at(2, "train")
-        with pytest.raises(ConfigError, match="a hold is written ROUND:PHASE"):
-            await orders(node.parts, node.rounds)["hold"](["soon"])
-        log.close()
-    assert [json.loads(line)["round"] for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [2]

@@ -392,6 +392,7 @@ GROWN = Verdict(measure="threads", node=2, role="daemon", lives=9, before=11, af
         {"unverified": 1},
         {"digests_equal": False},
         {"rounds_checked": 0},
+        {"faults": ()},
         {"problems": ("node 0: its trainer was started 2 times",)},
         {"trouble": "all contribute again: not within 180 s"},
         {"verdicts": (GROWN,)},

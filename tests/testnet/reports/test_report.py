@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 from msgspec import structs
 
 from shoal.node.reporting.events import (
+    AgentDied,
     CaughtUp,
     Certified,
     Contributed,
     Evaluated,
     Event,
+    Evidence,
+    Forked,
     Left,
     Linked,
     Planned,
     RoundStarted,
     Started,
+    Stepped,
+    TrainerRestarted,
 )
 from shoal.testnet.check import Check, RoundCheck
 from shoal.testnet.delays import round_durations, undisturbed_median
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Entry
-from shoal.testnet.reports.report import Report, absences, crashes, make_report, ok, to_json
-from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settled_rounds
+from shoal.testnet.reports.report import Report, failures, make_report, ok, to_json
+from shoal.testnet.run_record import NodeFacts, Outcome, RunRecord, settled_rounds, tokens_by_round
 from shoal.testnet.scenario import Fault, Scenario
 
 BEGAN = 1000.0
@@ -187,9 +193,13 @@ def test_two_certified_values_of_one_state_do_not_pass() -> None:
     assert not ok(made)
 
 
-def test_rounds_beyond_the_scenario_do_not_count() -> None:
-    made = report(certified(0, 6, 15.0, digest="x"), certified(1, 6, 15.0, digest="y"), evaluated(6, 1.0))
+def test_rounds_beyond_the_scenario_count_for_nothing_but_forks() -> None:
+    after = (certified(0, 6, 15.0), certified(1, 6, 15.0), evaluated(6, 1.0))
+    made = report(*after)
     assert (made.rounds_certified, made.forks, made.loss.last, len(made.rounds)) == (5, 0, 7.5, 5)
+    assert ok(made)
+    forked = report(*after, certified(3, 6, 15.0, digest="x"))
+    assert (forked.forks, ok(forked)) == (1, False)
 
 
 def test_ok_wants_everything_right() -> None:
@@ -223,40 +233,108 @@ def test_a_founder_that_no_fault_struck_and_that_missed_a_round_does_not_pass() 
     assert run_record().missed() == {0: (), 1: (), 3: ()}
     made = make_report(without(3, *ENDS), check())
     assert (made.rounds_certified, made.unaffected_absent, made.nodes[3].missed) == (5, (3,), (1, 2, 3, 4, 5))
-    assert absences(made) == ["no fault struck node 3, and it took part in no round"]
+    assert failures(made) == ["no fault struck node 3, and it took part in no round"]
     assert not ok(made)
     some = make_report(without(3, 4), check())
     assert (some.nodes[3].missed, some.nodes[3].certified, some.unaffected_absent) == ((4,), 4, (3,))
-    assert absences(some) == ["no fault struck node 3, and it missed round 4"]
+    assert failures(some) == ["no fault struck node 3, and it missed round 4"]
     assert not ok(some)
 
 
 def test_a_node_that_ended_by_itself_missed_what_came_after() -> None:
     ended = without(3, 4, 5)
     made = make_report(replace(ended, nodes=(*ended.nodes[:3], facts(3, "crashed"))), check())
-    assert absences(made) == ["no fault struck node 3, and it ended by itself and missed rounds 4, 5"]
+    assert failures(made) == ["no fault struck node 3, and it ended by itself and missed rounds 4, 5"]
     assert not ok(made)
 
 
-def test_a_node_that_ended_by_itself_does_not_pass_though_it_missed_nothing_and_may_where_its_disk_was_full() -> None:
-    ended = replace(run_record(), nodes=(*run_record().nodes[:3], facts(3, "crashed")))
-    made = make_report(ended, check())
-    assert (made.unaffected_absent, crashes(made)) == ((), ["node 3 ended by itself; see nodes/3/log.txt"])
-    assert not ok(made)
+def with_last(**changes: Any) -> RunRecord:
+    """The run, of whose last node this is known too."""
+    *others, last = run_record().nodes
+    return replace(run_record(), nodes=(*others, replace(last, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"crashes": 1}, "node 3 ended by itself; see nodes/3/log.txt"),
+        ({"hung": True}, "node 3 did not end in good order when it was asked to leave; see nodes/3/log.txt"),
+        ({"absent_at_end": True}, "node 3 took part neither in the last round nor in one after it"),
+    ],
+)
+@pytest.mark.parametrize("struck", [False, True])
+def test_how_a_node_ended_can_fail_a_run_in_which_it_missed_nothing(
+    changes: dict[str, object], what: str, struck: bool
+) -> None:
     back = FaultRecord(fault=Fault(kind="restart", node=3, round=2), at=BEGAN + 4.0, done=True)
-    full = FaultRecord(fault=Fault(kind="full", node=3, round=2), at=BEGAN + 4.0, done=True)
-    assert not ok(make_report(replace(ended, faults=(kill(), back)), check()))
-    assert ok(make_report(replace(ended, faults=(kill(), full)), check()))
+    faults = (kill(), back) if struck else (kill(),)
+    made = make_report(replace(with_last(**changes), faults=faults), check())
+    assert (made.unaffected_absent, failures(made), ok(made)) == ((), [what], False)
 
 
-def test_who_was_struck_or_left_may_miss_rounds_and_who_came_later_those_before() -> None:
+def test_a_newcomer_that_never_got_in_does_not_pass() -> None:
+    joins = FaultRecord(fault=Fault(kind="join", node=3, round=2), at=BEGAN + 5.0, done=True)
+    never = replace(without(3, *ENDS), scenario=Scenario(nodes=3, rounds=5), faults=(kill(), joins))
+    assert never.missed()[3] == ()
+    *others, last = never.nodes
+    made = make_report(replace(never, nodes=(*others, replace(last, absent_at_end=True))), check())
+    assert failures(made) == ["node 3 took part neither in the last round nor in one after it"]
+    assert not ok(made)
+
+
+def test_a_run_that_was_cut_short_does_not_pass_though_all_rounds_are_certified() -> None:
+    made = make_report(replace(run_record(), trouble="not finished after 9 s"), check())
+    assert (made.rounds_certified, failures(made), ok(made)) == (5, ["not finished after 9 s"], False)
+
+
+def test_what_sound_nodes_never_say_does_not_pass() -> None:
+    said = (
+        (Forked(round=3), "node 1 saw two certificates of round 3, and signs no more"),
+        (Evidence(peer="peer 0", round=3, kind="false_sum"), "node 1 has proof that peer 0 lied in round 3: false_sum"),
+        (TrainerRestarted(cause="exit code 9"), "no fault struck node 1, and its trainer died: exit code 9"),
+        (AgentDied(cause="exit code 9"), "no fault struck node 1, and its trainer died: exit code 9"),
+    )
+    for event, line in said:
+        made = report(plain(1, event))
+        assert (made.alarms, failures(made), ok(made)) == ((line,), [line], False)
+    assert ok(report(plain(2, TrainerRestarted(cause="its node was killed"))))
+
+
+def test_a_run_whose_nodes_exchanged_nothing_does_not_pass() -> None:
+    alone = replace(check(), rounds=tuple(replace(one, coverage=0.0, contributors=0) for one in check().rounds))
+    assert failures(make_report(run_record(), alone)) == ["in no round did anything that one node made reach another"]
+
+
+def test_a_run_for_tokens_ends_with_the_round_that_certifies_the_last_of_them() -> None:
+    def of(tokens: int, left_out: Entry | None = None) -> Report:
+        scenario = structs.replace(run_record().scenario, tokens=tokens, rounds=100)
+        kept = tuple(entry for entry in run_record().entries if entry != left_out)
+        return make_report(replace(run_record(), scenario=scenario, entries=kept), check())
+
+    assert (of(5 * 64).wanted_rounds, ok(of(5 * 64))) == (5, True)
+    # What is certified while the others are asked to leave may be missed.
+    late = certified(3, 5, 14.503)
+    assert late in run_record().entries
+    assert (of(4 * 64, late).wanted_rounds, of(4 * 64, late).rounds_certified, ok(of(4 * 64, late))) == (4, 5, True)
+    assert failures(of(4 * 64 + 1, late)) == ["no fault struck node 3, and it missed round 5"]
+    assert failures(of(5 * 64 + 1)) == ["320 of 321 tokens were certified, in 5 rounds"]
+
+
+def test_tokens_of_a_round_are_those_of_its_certificate_or_of_all_its_steps() -> None:
+    assert tokens_by_round([Certified(round=2, digest="", tokens=64)] * 3) == {2: 64}
+    again = Certified(round=2, term="0.1", digest="", tokens=32)
+    assert tokens_by_round([again, Certified(round=2, digest="", tokens=64)]) == {2: 32}
+    assert tokens_by_round([Stepped(round=1, tokens=8), Stepped(round=1, tokens=4)]) == {1: 12}
+
+
+def test_who_was_struck_may_miss_rounds_and_who_came_later_those_before() -> None:
     absent = without(3, *ENDS)
     stop = FaultRecord(fault=Fault(kind="stop", node=3, round=1), at=BEGAN + 1.0, done=True)
     apart = FaultRecord(fault=Fault(kind="partition", groups=((0,), (3,)), round=1), at=BEGAN + 1.0, done=True)
     for fault in (stop, apart):
         assert replace(absent, faults=(kill(), fault)).unaffected_absent() == ()
     assert replace(absent, faults=(kill(), replace(stop, at=None))).unaffected_absent() == (3,)
-    assert replace(absent, nodes=(*absent.nodes[:3], facts(3, "left"))).unaffected_absent() == ()
+    assert replace(absent, nodes=(*absent.nodes[:3], facts(3, "left"))).unaffected_absent() == (3,), "of itself"
     joins = FaultRecord(fault=Fault(kind="join", node=3, round=2), at=BEGAN + 5.0, done=True)
     came = Scenario(nodes=3, rounds=5)
     for rounds, missed in (((1, 2), ()), ((1, 2, 4), (4,)), (tuple(ENDS), ())):

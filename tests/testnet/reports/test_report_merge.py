@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 import tracemalloc
@@ -28,6 +29,7 @@ from shoal.testnet.reports.report_log import (
 )
 from shoal.testnet.reports.report_merge import SwarmHistory, align, find_logs, merge
 from tests.testnet.day_of_logs import BEGAN_AT, clock_ahead, peer_id, write_logs
+from tests.testnet.small_files import files_up_to
 
 OPENS_S = 3.0
 PAGE_LIMIT_BYTES = 2_000_000
@@ -363,6 +365,32 @@ def test_report_that_cannot_be_written_names_its_own_option(tmp_path: Path, caps
     write_logs(tmp_path, peers=1, rounds=1, round_s=10.0)
     assert execute(["report", str(tmp_path), "-o", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"shoal: {tmp_path}: Is a directory; check the disk or choose another -o\n"
+
+
+def test_a_page_that_cannot_be_written_whole_leaves_the_older_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write(tmp_path / "0" / "events.jsonl", {"event": "started", "peer_id": peer_id(0)})
+    page = tmp_path / "out" / "page.html"
+    page.parent.mkdir()
+    page.write_text("older")
+    with files_up_to(1000):
+        assert execute(["report", str(log), "-o", str(page)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"shoal: {page.parent}: File too large; check the disk or choose another -o"
+    assert [(path.name, path.read_text()) for path in page.parent.iterdir()] == [("page.html", "older")]
+
+
+def test_a_page_can_go_into_a_pipe_and_through_a_link(tmp_path: Path) -> None:
+    log = write(tmp_path / "0" / "events.jsonl", {"event": "started", "peer_id": peer_id(0)})
+    link, kept = tmp_path / "page.html", tmp_path / "kept.html"
+    link.symlink_to(kept)
+    assert execute(["report", str(log), "-o", str(link)]) == 0
+    assert (link.is_symlink(), kept.read_text().startswith("<!doctype html>")) == (True, True)
+    reads, writes = os.pipe()
+    with open(reads, "rb") as reader, open(writes, "wb"):
+        assert execute(["report", str(log), "-o", f"/dev/fd/{writes}"]) == 0
+        assert reader.read(15) == b"<!doctype html>"
 
 
 def test_report_of_a_folder_without_logs_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
