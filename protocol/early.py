@@ -1,4 +1,4 @@
-"""Messages about rounds that have not begun here, kept for later: of one peer no more than it needs for one round.
+"""Messages that wait, in order: for their round to begin here, or for the engine to come to them.
 
 A peer that sends too much loses its own oldest messages, not another's; where all do, who takes most room does.
 """
@@ -6,13 +6,14 @@ A peer that sends too much loses its own oldest messages, not another's; where a
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Received
-from shoal.protocol.wire import canonical
 
 EARLY_PEER_LIMIT_MESSAGES = 64
 EARLY_PEER_LIMIT_BYTES = 4 << 20
@@ -22,53 +23,70 @@ EARLY_LIMIT_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class _Kept:
-    """Messages of one peer, the oldest first: each with its place among all, and its size in bytes."""
+class _OfPeer:
+    """Messages of one peer: their places among all, the oldest first, and their size in bytes."""
 
-    kept: deque[tuple[int, Received, int]] = field(default_factory=deque)
+    places: deque[int] = field(default_factory=deque)
     size: int = 0
 
 
 class EarlyMessages:
-    """Messages that wait for their round. Use from one thread."""
+    """Messages that wait, of one peer and of all no more than so many and so many bytes. Use from one thread."""
 
-    def __init__(self) -> None:
-        self._by_peer: dict[PeerId, _Kept] = {}
-        self._count = self._size = 0
+    def __init__(
+        self,
+        *,
+        peer_messages: int = EARLY_PEER_LIMIT_MESSAGES,
+        peer_bytes: int = EARLY_PEER_LIMIT_BYTES,
+        all_messages: int = EARLY_LIMIT_MESSAGES,
+        all_bytes: int = EARLY_LIMIT_BYTES,
+    ) -> None:
+        self._peer_messages, self._peer_bytes = peer_messages, peer_bytes
+        self._all_messages, self._all_bytes = all_messages, all_bytes
+        self._kept: OrderedDict[int, tuple[Received, int]] = OrderedDict()  # by place, with their sizes
+        self._by_peer: dict[PeerId, _OfPeer] = {}
+        self._size = 0
         self._places = itertools.count()
 
     def __iter__(self) -> Iterator[Received]:
-        return (heard for words in self._by_peer.values() for _, heard, _ in words.kept)
+        return (heard for heard, _ in self._kept.values())
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._kept)
 
     def keep(self, heard: Received) -> None:
         """Keep a message, and let go of what is too much."""
-        words, size = self._by_peer.setdefault(heard.peer, _Kept()), len(canonical(heard.message))
-        words.kept.append((next(self._places), heard, size))
-        words.size += size
+        place, size = next(self._places), len(msgspec.msgpack.encode(heard.message))
+        self._kept[place] = heard, size
         self._size += size
-        self._count += 1
-        while len(words.kept) > EARLY_PEER_LIMIT_MESSAGES or words.size > EARLY_PEER_LIMIT_BYTES:
-            self._drop_oldest(heard.peer)
-        while self._size > EARLY_LIMIT_BYTES:
-            self._drop_oldest(max(self._by_peer, key=lambda peer: self._by_peer[peer].size))
-        while self._count > EARLY_LIMIT_MESSAGES:
-            self._drop_oldest(max(self._by_peer, key=lambda peer: len(self._by_peer[peer].kept)))
+        words = self._by_peer.setdefault(heard.peer, _OfPeer())
+        words.places.append(place)
+        words.size += size
+        while len(words.places) > self._peer_messages or words.size > self._peer_bytes:
+            self._remove_oldest(heard.peer)
+        while self._size > self._all_bytes:
+            self._remove_oldest(max(self._by_peer, key=lambda peer: self._by_peer[peer].size))
+        while len(self._kept) > self._all_messages:
+            self._remove_oldest(max(self._by_peer, key=lambda peer: len(self._by_peer[peer].places)))
 
-    def _drop_oldest(self, peer: PeerId) -> None:
+    def _remove_oldest(self, peer: PeerId) -> None:
         words = self._by_peer[peer]
-        _, _, size = words.kept.popleft()
+        _, size = self._kept.pop(words.places.popleft())
         words.size -= size
         self._size -= size
-        self._count -= 1
-        if not words.kept:
+        if not words.places:
             del self._by_peer[peer]
+
+    def next(self) -> Received:
+        """Remove and return the oldest; there has to be one."""
+        heard, _ = next(iter(self._kept.values()))
+        self._remove_oldest(heard.peer)
+        return heard
 
     def take(self) -> list[Received]:
         """Remove and return all of them, in the order in which they came."""
-        words = sorted((one for words in self._by_peer.values() for one in words.kept), key=lambda one: one[0])
+        heard = list(self)
+        self._kept.clear()
         self._by_peer.clear()
-        self._count = self._size = 0
-        return [heard for _, heard, _ in words]
+        self._size = 0
+        return heard

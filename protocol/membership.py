@@ -542,7 +542,8 @@ class MembershipMachine:
 
         What others say meanwhile leads to no deadline that is sooner.
         """
-        rest_s, silence_s = RESTING_TICK_S, self._silence_s()
+        rest_s = RESTING_TICK_S
+        silence_s = self._silence_s()
         for watched in self._peers.values():
             if watched.probe is not None:
                 rest_s = min(rest_s, watched.probe.deadline - now)

@@ -34,16 +34,20 @@ class Dials(Protocol):
     async def dial_peer(self, peer: PeerId, addresses: Sequence[str], *, deadline_s: float) -> None:
         """Connect to a peer at any of its addresses."""
 
-    async def disconnect(self, peer: PeerId) -> None:
-        """Close all connections with a peer."""
+    def connection(self, peer: PeerId) -> object | None:
+        """The connection with a peer that there is now, to be told from one that takes its place."""
+
+    async def close(self, connection: object | None) -> None:
+        """Close this connection, and no other."""
 
 
 @dataclass(slots=True)
 class _Connection:
-    """users: requests under way over it. idle_since: when the last of them ended."""
+    """made: what was dialled for it. users: requests under way over it. idle_since: when the last of them ended."""
 
     idle_since: float
     users: int = 0
+    made: object | None = None
 
 
 class BriefConnections:
@@ -81,6 +85,7 @@ class BriefConnections:
                 await self._make_room()
                 if peer not in self._host.connected():
                     await self._dial(peer)
+                    connection.made = self._host.connection(peer)
                 yield
             finally:
                 connection.users -= 1
@@ -113,11 +118,11 @@ class BriefConnections:
         for peer in peers:
             if peer not in self._made or self._made[peer].users:
                 continue
-            del self._made[peer]
+            connection = self._made.pop(peer)
             if not self.is_linked(peer):
                 ended = self._ending[peer] = trio.Event()
                 try:
-                    await self._host.disconnect(peer)
+                    await self._host.close(connection.made)
                 finally:
                     del self._ending[peer]
                     ended.set()

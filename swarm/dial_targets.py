@@ -12,18 +12,20 @@ A record is signed by its peer, which may put any address into it, and only a ha
 * A name that others gave is dialled where it leads, as far as its peer may be there by the same rules, and counts there
   too: so whoever has it lead elsewhere a moment later gains nothing.
 
-For an address through a relay that is not connected the relay's own address counts.
+For an address through a relay that is not connected the relay's own address counts in all of this, beside what the peer
+names of itself; of where the peer itself is it says nothing.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
-from shoal.protocol.address import Address, CircuitAddress, format_address, parse_address, parse_any
+from shoal.protocol.address import Address, CircuitAddress, format_address, format_circuit, is_circuit, parse_any
 from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.limits import Rates
 from shoal.swarm.reaching.networks import (
     in_dialling_order,
@@ -80,55 +82,70 @@ class DialTargets:
         return machine_at(direct.host), direct.port
 
 
-async def places_of(address: Address, beside: Sequence[str]) -> list[Address]:
+async def places_of(address: Address | CircuitAddress, beside: Sequence[str]) -> list[Address | CircuitAddress]:
     """Where a name leads that others gave, as far as its peer may be there, of which the addresses `beside` are said.
 
     Raises NetworkError if it leads nowhere.
     """
+    named = _direct(address)
     try:
-        found = await trio.socket.getaddrinfo(address.host, address.port, type=trio.socket.SOCK_STREAM)
+        found = await trio.socket.getaddrinfo(named.host, named.port, type=trio.socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # the latter for what no name of a machine can be
-        raise NetworkError(f"no machine is found by the name {address.host}: {error}") from error
+        raise NetworkError(f"no machine is found by the name {named.host}: {error}") from error
     hosts = dict.fromkeys(str(place[0]) for *_, place in found if "%" not in str(place[0]))
-    texts = [format_address(host, address.port, address.peer) for host in hosts]
+    texts = [format_address(host, named.port, named.peer) for host in hosts]
+    if isinstance(address, CircuitAddress):
+        texts = [format_circuit(text, address.peer) for text in texts]
     kept = set(_possible([*filter(_host, beside), *texts]))
-    return [parse_address(text) for text in in_dialling_order(texts) if text in kept][:ADDRESSES_LIMIT]
+    return [parse_any(text) for text in in_dialling_order(texts) if text in kept][:ADDRESSES_LIMIT]
 
 
-def worth_dialling(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Of what one peer is said to have, what is tried, in that order. What is no address is left in."""
-    return in_dialling_order(_possible(addresses))[:ADDRESSES_LIMIT]
+def worth_dialling(
+    addresses: Sequence[str], *, is_connected: Callable[[PeerId], bool] = lambda peer: False
+) -> tuple[str, ...]:
+    """Of what one peer is said to have, what is tried, in that order. What is no address is left in.
+
+    is_connected: whether a relay is, so that nothing is dialled to get there.
+    """
+    return in_dialling_order(_possible(addresses, is_connected))[:ADDRESSES_LIMIT]
 
 
-def _possible(addresses: Sequence[str]) -> list[str]:
+def _possible(addresses: Sequence[str], is_connected: Callable[[PeerId], bool] = lambda peer: False) -> list[str]:
     """Those of a peer's addresses at which it can be, as far as all of them together show that."""
-    hosts = {host for text in addresses if (host := _host(text)) is not None}
-    mine = own_hosts() if any(is_loopback(host) for host in hosts) else frozenset[str]()
+    dialled = {text: host for text in addresses if (host := _host(text, is_connected)) is not None}
+    own = {host for text, host in dialled.items() if not is_circuit(text)}
+    hosts = own.union(dialled.values())
+    mine = own_hosts() if any(map(is_loopback, hosts)) else frozenset[str]()
     here = all(is_loopback(host) or host in mine for host in hosts)
-    public = any(not is_private(host) for host in hosts)
-    networks = own_networks() if public and any(map(is_private, hosts)) else ()
+    networks = own_networks() if any(map(is_private, hosts)) and not all(map(is_private, hosts)) else ()
 
-    def may(host: str | None) -> bool:
+    def may(text: str) -> bool:
+        host = dialled.get(text)
         if host is None:
             return True
         if is_loopback(host):
             return here
-        return not (public and is_private(host)) or any(ipaddress.ip_address(host) in network for network in networks)
+        beside = hosts if is_circuit(text) else own
+        inside = is_private(host) and not all(map(is_private, beside))
+        return not inside or any(ipaddress.ip_address(host) in network for network in networks)
 
-    return [text for text in addresses if may(_host(text))]
+    return list(filter(may, addresses))
 
 
 def _direct(address: Address | CircuitAddress) -> Address:
     return address.relay if isinstance(address, CircuitAddress) else address
 
 
-def _host(text: str) -> str | None:
-    """The IP address in a direct address; None for a name, a way through a relay, or what is no address."""
+def _host(text: str, is_connected: Callable[[PeerId], bool] = lambda peer: False) -> str | None:
+    """The IP address that is dialled for an address; None for a name, a relay that is connected, or no address."""
     try:
         parsed = parse_any(text)
     except ConfigError:
         return None
-    return None if isinstance(parsed, CircuitAddress) or _is_name(parsed.host) else machine_at(parsed.host)
+    if isinstance(parsed, CircuitAddress) and is_connected(parsed.relay.peer):
+        return None
+    host = _direct(parsed).host
+    return None if _is_name(host) else machine_at(host)
 
 
 def _is_name(host: str) -> bool:

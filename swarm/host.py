@@ -256,7 +256,7 @@ class Host:
         if parsed.peer == self.peer_id:
             raise ConfigError(f"{address} is this node's own address; give the address of another node")
         self._targets.named(parsed)
-        await self._network.dial(parsed, deadline_s=deadline_s)
+        await self._dial(parsed, deadline_s)
         return parsed.peer
 
     async def dial_peer(
@@ -273,7 +273,7 @@ class Host:
         reasons: list[str] = []
         refused, silent = set[str](), set[str]()
         is_busy = False
-        addresses = worth_dialling(addresses)
+        addresses = worth_dialling(addresses, is_connected=self.is_direct)
         for tried, text in enumerate(addresses):
             share_s = (end - trio.current_time()) / (len(addresses) - tried)
             try:
@@ -283,7 +283,7 @@ class Host:
             except ConfigError as error:
                 reasons.append(str(error))
                 continue
-            if not self._may_dial(address):
+            if not self._may_dial(address, text, addresses):
                 reasons.append(f"{text} leads back here, or was dialled too often in vain")
                 silent.add(RELAYED if isinstance(address, CircuitAddress) else address.host)
                 continue
@@ -309,25 +309,39 @@ class Host:
         self, address: Address | CircuitAddress, beside: Sequence[str], deadline_s: float, handshake_s: float | None
     ) -> None:
         """Dial one address of a peer; a name that others gave, where it leads and the peer may be. As `dial_peer`."""
-        needs_no_look = address.peer in self.connected() or not self._targets.is_name_of_others(address)
-        if isinstance(address, CircuitAddress) or needs_no_look:
-            await self._network.dial(address, deadline_s=deadline_s, handshake_s=handshake_s)
+        named = address.relay if isinstance(address, CircuitAddress) else address
+        if named.peer in self.connected():  # and were it gone this very moment, it is not dialled without a look
+            if isinstance(address, CircuitAddress):
+                await self._network.dial(address, deadline_s=deadline_s, handshake_s=handshake_s)
+            return
+        if not self._targets.is_name_of_others(address):
+            await self._dial(address, deadline_s, handshake_s)
             return
         ends_at = trio.current_time() + deadline_s
-        failure = NetworkError(f"{address.host} leads nowhere that {address.peer} may be, or was not found in time")
-        places: list[Address] = []
+        failure = NetworkError(f"{named.host} leads nowhere that {named.peer} may be, or was not found in time")
+        places: list[Address | CircuitAddress] = []
         with trio.move_on_at(ends_at):
             places = await places_of(address, beside)
         for tried, place in enumerate(places):
             if self._targets.may_dial(place):
                 share_s = (ends_at - trio.current_time()) / (len(places) - tried)
                 try:
-                    await self._network.dial(place, deadline_s=max(share_s, 0), handshake_s=handshake_s)
+                    await self._dial(place, max(share_s, 0), handshake_s)
                     self._targets.reached(place)
                     return
                 except NetworkError as error:
                     failure = error
         raise failure
+
+    async def _dial(
+        self, address: Address | CircuitAddress, deadline_s: float, handshake_s: float | None = None
+    ) -> None:
+        """Dial one address as it stands, and before it a relay that is not connected."""
+        ends_at = trio.current_time() + deadline_s
+        if isinstance(address, CircuitAddress) and address.peer not in self.connected():
+            await self._network.dial(address.relay, deadline_s=deadline_s)
+        left_s = max(ends_at - trio.current_time(), 0.0)
+        await self._network.dial(address, deadline_s=left_s, handshake_s=handshake_s)
 
     async def take_over(self, stream: trio.SocketStream, peer: PeerId, *, dialled: bool) -> None:
         """Make of a TCP connection that is up already the one to `peer`, in the place of one through a relay.
@@ -341,13 +355,17 @@ class Host:
         """Have every address dialled as if it had not been yet: this machine's network is another one."""
         self._targets.begin_anew()
 
-    def _may_dial(self, address: Address | CircuitAddress) -> bool:
-        """Return True if dialling this address costs no third party more than it may; the dial is counted."""
+    def _may_dial(self, address: Address | CircuitAddress, text: str, beside: Sequence[str]) -> bool:
+        """Return True if dialling this address costs no third party more than it may; the dial is counted.
+
+        beside: all of the peer's addresses; a relay may have gone since those were found to be worth a dial.
+        """
         first = address.relay.peer if isinstance(address, CircuitAddress) else address.peer
         if first == self.peer_id:
             return False
-        needs_no_dial = self.is_direct(first) if isinstance(address, CircuitAddress) else first in self.connected()
-        return needs_no_dial or self._targets.may_dial(address)
+        if not isinstance(address, CircuitAddress):
+            return first in self.connected() or self._targets.may_dial(address)
+        return self.is_direct(first) or (text in worth_dialling(beside) and self._targets.may_dial(address))
 
     def ping(self, peer: PeerId, number: int) -> None:
         """Ask a connected peer for a sign of life, whose number (32 bits) is this one's. Never waits."""
@@ -372,16 +390,15 @@ class Host:
             raise NetworkError(f"all connections are taken; there is none for {newcomer}")
         return loser
 
-    async def disconnect(self, peer: PeerId) -> None:
-        """Close the connection to `peer`, if any, without asking it (bounded). Cancellation: closed all the same."""
-        await self._network.drop_peer(peer)
-
     def connection(self, peer: PeerId) -> object | None:
         """The connection to `peer` that there is now, to be told from one that takes its place, and for `close`."""
         return self._network.connection(peer)
 
     async def close(self, connection: object | None) -> None:
-        """Close this connection, and no other with its peer. As `disconnect`."""
+        """Close this connection, and no other with its peer, without asking it (bounded).
+
+        Cancellation: closed all the same.
+        """
         if connection is not None:
             await self._network.drop(connection)
 

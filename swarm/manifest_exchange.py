@@ -206,12 +206,12 @@ async def _ask(host: Host, peer: PeerId, addresses: list[str], swarm: SwarmId, d
     """One try. Raises NetworkError where another may go better, RemoteError where none will."""
     ends_at = trio.current_time() + deadline_s
     await host.dial_peer(peer, addresses, deadline_s=deadline_s)
-    left_s = max(ends_at - trio.current_time(), 0.0)
+    connection, left_s = host.connection(peer), max(ends_at - trio.current_time(), 0.0)
     request = canonical(GetManifest(swarm=swarm))
     try:
         data = await host.request(peer, MANIFEST_PROTOCOL, request, deadline_s=left_s, limit_bytes=ANSWER_LIMIT_BYTES)
     except NetworkError:
-        await host.disconnect(peer)  # perhaps the far end no longer reads it; the next try makes another
+        await host.close(connection)  # perhaps the far end no longer reads it; the next try makes another
         raise
     reply: ManifestReply = decode(data, ManifestReply, peer=peer, limit_bytes=ANSWER_LIMIT_BYTES)  # type: ignore[arg-type]
     if isinstance(reply, Refusal):

@@ -82,7 +82,7 @@ MESSAGES_PER_S, MESSAGES_BURST = 10.0, 50.0
 SERVED_BYTES_PER_S, SERVED_BURST_BYTES = float(8 << 20), float(16 << 20)
 """To one peer, of groups and of offers."""
 ANSWER_LIMIT = 32
-"""Chunks that are sent at once."""
+"""Chunks that are sent at once, but for the first of each peer: some that read no answer keep nobody from one."""
 FETCH_LIMIT = 8
 """Groups that are fetched at once, and chunks that are sent to one peer at once."""
 CHUNK_DEADLINE_S = 10.0
@@ -365,8 +365,11 @@ class RolloutExchange:
         except RolloutError as error:
             self._reject(error)
             raise
-        is_busy = self._answering.total() >= ANSWER_LIMIT or self._answering[stream.peer] >= FETCH_LIMIT
-        answer = GroupChunk(status="busy") if is_busy else self._chunk(stream.peer, request)
+        under_way = self._answering[stream.peer]
+        if under_way and (under_way >= FETCH_LIMIT or self._answering.total() >= ANSWER_LIMIT):
+            await stream.send(canonical(GroupChunk(status="busy")), deadline_s=CHUNK_DEADLINE_S)
+            return
+        answer = self._chunk(stream.peer, request)
         self._answering += Counter((stream.peer,))
         try:
             await stream.send(canonical(answer), deadline_s=CHUNK_DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Parting from strangers: who dialled this node and is not admitted.
+"""Parting from strangers: who dialled this node and is not admitted, or said a hello over whatever connection there is.
 
 * Whose hello was not admitted STRANGER_DEADLINE_S after it came goes, and so do the oldest of more than STRANGER_LIMIT;
   of those who come first none goes for their number.
@@ -25,8 +25,9 @@ REFUSALS_LIMIT = 4
 
 @dataclass(slots=True)
 class _Refused:
-    """Since when, and how many hellos."""
+    """Over which connection, since when, and how many hellos."""
 
+    connection: object
     at: float
     hellos: int = 0
 
@@ -41,7 +42,10 @@ class Strangers:
 
     def refused(self, peer: PeerId) -> None:
         """A hello of `peer`, which is connected, is being answered with a refusal."""
-        self._refused.setdefault(peer, _Refused(trio.current_time())).hellos += 1
+        connection, known = self._host.connection(peer), self._refused.get(peer)
+        if known is None or known.connection is not connection:
+            known = self._refused[peer] = _Refused(connection, trio.current_time())
+        known.hellos += 1
 
     def _is_refused(self, peer: PeerId) -> bool:
         known = self._refused.get(peer)
@@ -59,24 +63,18 @@ class Strangers:
     async def _look(self, now: float) -> bool:
         """Part from whom it is time to part from; True if there is anybody."""
         strangers = self._host.strangers()
-        came = {peer: since for since, peer in strangers}
-        # Who is gone or was admitted after all is forgotten, and so is what was said on an earlier connection.
-        self._refused = {peer: one for peer, one in self._refused.items() if peer in came and one.at >= came[peer]}
+        self._refused = {peer: one for peer, one in self._refused.items() if self._stands(peer, one)}
         others = [peer for _, peer in strangers if not self._host.comes_first(peer)]
-        crowd = set(others[: max(0, len(others) - STRANGER_LIMIT)])
+        reasons = {peer: Reason.SILENT for since, peer in strangers if now - since > STRANGER_DEADLINE_S}
+        reasons |= {peer: Reason.REFUSED for peer, one in self._refused.items() if now - one.at >= REFUSED_STAY_S}
+        reasons |= dict.fromkeys(others[: max(0, len(others) - STRANGER_LIMIT)], Reason.STRANGERS)
         async with trio.open_nursery() as nursery:  # who reads nothing takes its time to part from
-            for since, peer in strangers:
-                reason = self._reason_to_part(peer, now - since, now, crowded=peer in crowd)
-                if reason is not None:
-                    self._host.refusals.note(reason)
-                    self._refused.pop(peer, None)
-                    nursery.start_soon(self._host.disconnect, peer)
+            for peer, reason in reasons.items():
+                self._host.refusals.note(reason)
+                self._refused.pop(peer, None)
+                nursery.start_soon(self._host.close, self._host.connection(peer))
         return bool(strangers or self._refused)
 
-    def _reason_to_part(self, peer: PeerId, here_s: float, now: float, *, crowded: bool) -> Reason | None:
-        if crowded:
-            return Reason.STRANGERS
-        refused = self._refused.get(peer)
-        if refused is not None and now - refused.at >= REFUSED_STAY_S:
-            return Reason.REFUSED
-        return Reason.SILENT if here_s > STRANGER_DEADLINE_S else None
+    def _stands(self, peer: PeerId, refused: _Refused) -> bool:
+        """True unless the connection over which it was said is gone, or the peer was admitted after all."""
+        return refused.connection is self._host.connection(peer) is not None and not self._host.is_admitted(peer)

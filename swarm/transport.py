@@ -257,7 +257,7 @@ class Network(Swarm):  # type: ignore[misc]
             self._dials[peer_id] = done = trio.Event()
             try:
                 if isinstance(address, CircuitAddress):
-                    await self._dial_through(address, peer_id, deadline_s)
+                    await self._dial_through(address, peer_id)
                 else:
                     await self._dial(address, peer_id, taken_now)
             finally:
@@ -288,10 +288,10 @@ class Network(Swarm):  # type: ignore[misc]
             if self.link(peer_id) is None:  # else the peer's own dial won, which is as good
                 raise NetworkError(f"cannot connect to {address.host}:{address.port}: {error}") from error
 
-    async def _dial_through(self, address: CircuitAddress, peer_id: ID, deadline_s: float) -> None:
+    async def _dial_through(self, address: CircuitAddress, peer_id: ID) -> None:
         if self.circuits is None:
             raise NetworkError("this node dials through no relay")
-        wire = await self.circuits.dial(address, deadline_s=deadline_s)
+        wire = await self.circuits.dial(address)
         try:
             await self.upgrade_outbound_raw_conn(wire.raw(dialled=True), peer_id)
         except BaseException as error:

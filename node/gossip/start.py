@@ -30,6 +30,7 @@ import trio
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.gossip.exchange import GossipExchange
 from shoal.node.outcome import Progress, StateFetched
+from shoal.node.state.catchup import KINDS
 from shoal.node.state.state_files import header_in
 from shoal.node.state.states import StateCache
 from shoal.node.state.tensor_files import TensorFile
@@ -45,6 +46,8 @@ FOUNDERS_S = 8.0
 """The same, of one that is no founder: anybody can be the first to answer, and founders may take longer to reach."""
 HEARD_LIMIT_S = 10.0
 """An answer counts for as long: peers train on, or go."""
+SNAPSHOT_DEADLINE_S, SNAPSHOT_LEAST_BYTES_PER_S = 60.0, 64 << 10
+"""For a peer's snapshot: so long, and as long as its vectors take at that rate."""
 NEAR_ROUNDS = 16
 """Rounds that a peer may be from the median: each trains at its own pace, and a slow one is led to others' rounds."""
 
@@ -160,8 +163,14 @@ class GossipStart:
             self._on_progress(fetched)
             await trio.lowlevel.checkpoint()
 
+        bytes_expected = len(KINDS) * 4 * self._numel  # at most
+        deadline_s = SNAPSHOT_DEADLINE_S + bytes_expected / SNAPSHOT_LEAST_BYTES_PER_S
         try:
-            state, header = await self._exchange.snapshot(peer, standing, self._accepts, show)
+            with trio.fail_after(deadline_s):
+                state, header = await self._exchange.snapshot(peer, standing, self._accepts, show)
+        except trio.TooSlowError:
+            logger.warning("no snapshot from %s within %.0f s", peer, deadline_s)
+            return None
         except (NetworkError, RemoteError) as error:
             logger.warning("no snapshot from %s: %s", peer, error)
             return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 
 from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
+from shoal.protocol.early import EARLY_PEER_LIMIT_BYTES, EarlyMessages
 from shoal.protocol.errors import ConfigError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
@@ -28,43 +29,47 @@ from shoal.protocol.inputs import (
 )
 from shoal.protocol.messages import Ready
 
+Result = TypeVar("Result")
+
 TICK_S = 0.1
 RESTING_TICK_S = 1.0
 """While nothing is due but what some input leads to. To wake up ten times a second costs more than all else then."""
 NEIGHBOURS_BEGIN_S = 0.1
-HEARD_LIMIT_MESSAGES = 4096
-"""Beyond it the oldest is dropped: everything that matters is sent again."""
+HEARD_PEER_LIMIT_MESSAGES, HEARD_LIMIT_MESSAGES = 512, 16384
+HEARD_PEER_LIMIT_BYTES, HEARD_LIMIT_BYTES = EARLY_PEER_LIMIT_BYTES, 256 << 20
+"""Of one peer, and of all: as many peers as there may be links each have what EarlyMessages keeps of one for a round.
+Beyond that the oldest is dropped, of who has most: everything that matters is sent again."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """Something to be done between two other inputs, by whose task chain and state are; who gave it waits for it."""
+    """Something to be done between two other inputs, by whose task chain and state are. What it raises ends that."""
 
-    do: Callable[[], Awaitable[Any]]
-    result: Any = None
-    error: ConfigError | RemoteError | None = None
-    over: trio.Event = field(default_factory=trio.Event)
-
-    async def take(self) -> None:
-        """Do it. What else it raises is the engine's, which ends with it and with whoever waits."""
-        try:
-            self.result = await self.do()
-        except (ConfigError, RemoteError) as error:
-            self.error = error
-        self.over.set()
+    take: Callable[[], Awaitable[None]]
 
 
-async def in_turn(put: Callable[[Turn], None], do: Callable[[], Awaitable[Any]]) -> Any:
+async def in_turn(put: Callable[[Turn], None], do: Callable[[], Awaitable[Result]]) -> Result:
     """Have the engine behind `put` do it, and wait for that; what it came to. Raises its ConfigError, RemoteError.
 
+    What else it raises is the engine's, which ends with it and with who waits here.
     Cancellation: it may be done all the same.
     """
-    turn = Turn(do)
-    put(turn)
-    await turn.over.wait()
-    if turn.error is not None:
-        raise turn.error
-    return turn.result
+    results: list[Result] = []
+    errors: list[ConfigError | RemoteError] = []
+    over = trio.Event()
+
+    async def take() -> None:
+        try:
+            results.append(await do())
+        except (ConfigError, RemoteError) as error:
+            errors.append(error)
+        over.set()
+
+    put(Turn(take))
+    await over.wait()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 Own = (
@@ -88,7 +93,12 @@ class Inbox:
 
     def __init__(self) -> None:
         self._own: deque[Own] = deque()
-        self._heard: deque[Received] = deque(maxlen=HEARD_LIMIT_MESSAGES)
+        self._heard = EarlyMessages(
+            peer_messages=HEARD_PEER_LIMIT_MESSAGES,
+            peer_bytes=HEARD_PEER_LIMIT_BYTES,
+            all_messages=HEARD_LIMIT_MESSAGES,
+            all_bytes=HEARD_LIMIT_BYTES,
+        )
         self._arrived = trio.Event()
         self._ticked_at = -math.inf
 
@@ -99,7 +109,7 @@ class Inbox:
 
     def hear(self, heard: Received) -> None:
         """A peer said something."""
-        self._heard.append(heard)
+        self._heard.keep(heard)
         self._arrived.set()
 
     @property
@@ -136,4 +146,4 @@ class Inbox:
         if now >= tick_at or not (self._own or self._heard):
             self._ticked_at = now
             return Tick()
-        return (self._own or self._heard).popleft()
+        return self._own.popleft() if self._own else self._heard.next()

@@ -178,7 +178,7 @@ class LaneListener:
                     await self._authenticate(stream, first)
             if handler is not None:  # it may last
                 await handler.hold(first, stream)
-        except (trio.BrokenResourceError, NetworkError, RemoteError) as error:
+        except (OSError, trio.BrokenResourceError, NetworkError, RemoteError) as error:  # it may be reset
             self.refusals.note(Reason.LANE_HELLO)
             logger.debug("a stranger was turned away: %r", error)
         finally:

@@ -212,11 +212,12 @@ class Circuits:
             raise NetworkError(f"{relay} has no reservation for this node (status {answer.status})")
         self._reserved.add(relay)
 
-    async def dial(self, address: CircuitAddress, *, deadline_s: float) -> CircuitWire:
-        """A stream to the far end, over which the two shake hands next. Raises NetworkError."""
+    async def dial(self, address: CircuitAddress) -> CircuitWire:
+        """A stream to the far end, over which the two shake hands next.
+
+        Raises NetworkError, also where the relay is not connected.
+        """
         relay = address.relay.peer
-        if not self._network.is_direct(relay):
-            await self._network.dial(address.relay, deadline_s=deadline_s)
         stream = await self._hop(relay)
         done = False
         try:

@@ -79,6 +79,11 @@ class _Open:
     over: trio.Event = field(default_factory=trio.Event)
     left_bytes: int = 0
 
+    @property
+    def counted(self) -> tuple[PeerId, ...]:
+        """Peers whose share it takes; until both have come that is who asked, so that nobody uses up another's."""
+        return self.ends if self.joined.is_set() else self.ends[:1]
+
 
 class RelayedLaneServer:
     """Joins passages while `admits` is set; it says between whom. upload: what all passages together may send."""
@@ -108,7 +113,7 @@ class RelayedLaneServer:
         if near == far or not (self.admits(near) and self.admits(far)):
             return Refusal(reason="no passage between these two: both have to be linked to this node")
         self._expire()
-        ends = Counter(peer for relayed_lane in set(self._open.values()) for peer in relayed_lane.ends)
+        ends = Counter(peer for relayed_lane in set(self._open.values()) for peer in relayed_lane.counted)
         share = 1 if self.comes_first(near) and self.comes_first(far) else 2
         of_ends = max(ends[near], ends[far])
         if len(self._open) >= 2 * RELAYED_LANE_LIMIT // share or of_ends >= PEER_LANE_LIMIT // share:

@@ -138,7 +138,7 @@ class Kademlia:
         self._swarm_id = swarm_id
         self._keeps = keeps
         self._own = base58.b58decode(host.peer_id)
-        self._visited: set[PeerId] = set()
+        self._dialled: dict[PeerId, object | None] = {}  # in this visit, and the connections that came of it
         self._silent: set[bytes] = set()
         self._rests: OrderedDict[bytes, _Rest] = OrderedDict()  # the one that failed longest ago first
         self._answering = trio.CapacityLimiter(ANSWERERS_LIMIT)
@@ -201,18 +201,17 @@ class Kademlia:
     @contextlib.asynccontextmanager
     async def _visiting(self) -> AsyncIterator[None]:
         """Close at the end the connections that were made meanwhile for the sake of walks only."""
-        before, now = self._host.connected(), trio.current_time()
-        self._visited.clear()
+        now = trio.current_time()
+        self._dialled.clear()
         self._silent = {id for id, rest in self._rests.items() if now < rest.until}
         try:
             yield
         finally:
-            dialled = (self._visited & self._host.connected()) - before
             with trio.move_on_after(PART_DEADLINE_S, shield=True):
                 async with trio.open_nursery() as nursery:
-                    for peer in dialled:
+                    for peer, connection in self._dialled.items():
                         if not self._keeps(peer):
-                            nursery.start_soon(self._host.disconnect, peer)
+                            nursery.start_soon(self._host.close, connection)
 
     async def _walk(self, key: bytes) -> _Walk:
         walk = _Walk(key=key, known=self.contacts.nearest(key, NEAREST), silent=self._silent)
@@ -278,8 +277,9 @@ class Kademlia:
         """One question and its answer, the dial included. Raises NetworkError, RemoteError."""
         peer = PeerId(contact.peer)
         ends_at = trio.current_time() + ANSWER_DEADLINE_S
-        self._visited.add(peer)
-        await self._host.dial_peer(peer, contact.addresses, deadline_s=ANSWER_DEADLINE_S)
+        if peer not in self._host.connected():
+            await self._host.dial_peer(peer, contact.addresses, deadline_s=ANSWER_DEADLINE_S)
+            self._dialled[peer] = self._host.connection(peer)
         data = await self._host.request(
             peer,
             KADEMLIA_PROTOCOL,

@@ -40,14 +40,28 @@ SHELL: tuple[Bug, ...] = (
         "tests/node/rounds/test_inbox.py"
         "::test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_others_hear_its_error",
         """
-            self.error = error
-        self.over.set()
+            errors.append(error)
+        over.set()
         """,
         """
-            self.error = error
+            errors.append(error)
         finally:
-            self.over.set()
+            over.set()
         """,
+    ),
+    bug(
+        "what one peer says pushes out what others said to the engine",
+        "tests/node/rounds/test_inbox.py::test_members_of_a_large_swarm_are_heard_whole_however_much_one_peer_says",
+        "peer_messages=HEARD_PEER_LIMIT_MESSAGES,",
+        "peer_messages=HEARD_LIMIT_MESSAGES,",
+        "self._remove_oldest(max(self._by_peer, key=lambda peer: len(self._by_peer[peer].places)))",
+        "self._remove_oldest(next(iter(self._kept.values()))[0].peer)",
+    ),
+    bug(
+        "large messages to the engine take as much memory as they like",
+        "tests/node/rounds/test_inbox.py::test_large_messages_of_one_peer_and_of_all_take_no_more_memory_than_they_may",
+        "all_bytes=HEARD_LIMIT_BYTES,",
+        "all_bytes=1 << 60,",
     ),
     bug(
         "the ready mark not written before Ready",
@@ -104,8 +118,8 @@ SHELL: tuple[Bug, ...] = (
     bug(
         "one peer's early words take the room of all others'",
         "tests/protocol/test_early.py::test_what_is_early_takes_no_more_memory_than_it_may_and_nobody_anothers",
-        "while len(words.kept) > EARLY_PEER_LIMIT_MESSAGES or words.size > EARLY_PEER_LIMIT_BYTES:",
-        "while len(words.kept) > EARLY_LIMIT_MESSAGES:",
+        "while len(words.places) > self._peer_messages or words.size > self._peer_bytes:",
+        "while len(words.places) > self._all_messages:",
     ),
     bug(
         "every pair that a plan relays is a job of its own",
@@ -438,18 +452,6 @@ SHELL: tuple[Bug, ...] = (
         "self._coming = StallWatch[Way](stall_s=stall_s, planned=planned)",
     ),
     bug(
-        "who runs late holds late finals against their owner as soon as ever",
-        "tests/node/rounds/test_pace.py::test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too",
-        "self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, own_lag_s=own_lag_s)",
-        "self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={})",
-    ),
-    bug(
-        "who runs late accuses who takes nothing as soon as ever",
-        "tests/node/rounds/test_pace.py::test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too",
-        "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, own_lag_s=own_lag_s)",
-        "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing)",
-    ),
-    bug(
         "a crowd is given no more time for its lanes than a few",
         "tests/node/rounds/test_pace.py::test_in_a_crowd_all_are_waited_for_longer",
         "self.stall_s = stall_s = in_crowd(patience_s, len(plan.participants))",
@@ -461,6 +463,18 @@ SHELL: tuple[Bug, ...] = (
         "::test_stall_is_told_at_once_and_again_while_it_lasts_and_to_a_crowd_more_seldom",
         "(again_s - STALL_S if is_news else again_s)",
         "(0.0 if is_news else again_s)",
+    ),
+    bug(
+        "who runs late holds late finals against their owner as soon as ever",
+        "tests/node/rounds/test_pace.py::test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too",
+        "self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, own_lag_s=own_lag_s)",
+        "self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={})",
+    ),
+    bug(
+        "who runs late accuses who takes nothing as soon as ever",
+        "tests/node/rounds/test_pace.py::test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too",
+        "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, own_lag_s=own_lag_s)",
+        "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing)",
     ),
     bug(
         "a lane brought up ahead leaves its peer out of reach",

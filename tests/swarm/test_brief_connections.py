@@ -1,4 +1,4 @@
-"""Brief connections by value, with a host that notes whom it dials and parts from."""
+"""Brief connections by value, with a host that notes whom it dials and parts from, and once with real ones."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import trio
 import trio.testing
 
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.identity import PeerId
+from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import brief_connections
 from shoal.swarm.brief_connections import IDLE_LIMIT_S, LOOK_S, BriefConnections
+from shoal.swarm.host import Host
+from tests.waiting import WAIT_S, until
+from tests.waiting import running as running_all
 
 A, B, C, LINKED, CALLER = (PeerId(name) for name in ("a", "b", "c", "linked", "caller"))
 NOWHERE = PeerId("nowhere")
@@ -35,10 +38,14 @@ class NotedHost:
         self.dialled.append(peer)
         self.peers.add(peer)
 
-    async def disconnect(self, peer: PeerId) -> None:
+    def connection(self, peer: PeerId) -> object | None:
+        return peer if peer in self.peers else None
+
+    async def close(self, connection: object | None) -> None:
         await trio.lowlevel.checkpoint()
-        self.parted.append(peer)
-        self.peers.discard(peer)
+        assert isinstance(connection, str)
+        self.parted.append(PeerId(connection))
+        self.peers.discard(PeerId(connection))
 
 
 def connections_of(host: NotedHost, linked: set[PeerId]) -> BriefConnections:
@@ -112,10 +119,10 @@ async def test_who_is_asked_again_while_others_are_parted_from_stays_and_who_is_
     parting, parted = trio.Event(), trio.Event()
 
     class SlowHost(NotedHost):
-        async def disconnect(self, peer: PeerId) -> None:
+        async def close(self, connection: object | None) -> None:
             parting.set()
             await parted.wait()
-            await super().disconnect(peer)
+            await super().close(connection)
 
     host = SlowHost()
     connections = connections_of(host, {LINKED})
@@ -153,3 +160,21 @@ async def test_peer_without_an_address_is_not_reached() -> None:
     with pytest.raises(NetworkError, match="no address of nowhere is known"):
         async with connections.to(NOWHERE):
             pytest.fail("it is nowhere")
+
+
+async def test_connection_that_took_the_place_of_a_brief_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brief_connections, "IDLE_LIMIT_S", 0.0)
+    monkeypatch.setattr(brief_connections, "LOOK_S", 0.05)
+    one, other = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
+    far, me = sorted((one, other), key=lambda identity: identity.peer_id)  # so the new one wins at any time
+    near, first, again = (Host(identity=who, listen=("/ip4/127.0.0.1/tcp/0",)) for who in (me, far, far))
+    connections = BriefConnections(near, addresses_of=lambda peer: first.addresses, is_linked=lambda peer: False)
+    async with running_all(near, first, again), trio.open_nursery() as nursery:
+        async with connections.to(far.peer_id):
+            brief = near.connection(far.peer_id)
+            await again.dial(near.addresses[0], deadline_s=WAIT_S)
+            await until(lambda: near.connection(far.peer_id) not in (brief, None))
+        nursery.start_soon(connections.run)
+        await until(lambda: not connections._made and not connections._ending)
+        assert again.peer_id in near.connected()
+        nursery.cancel_scope.cancel()

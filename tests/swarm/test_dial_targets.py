@@ -48,7 +48,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dial_targets, "own_hosts", lambda: frozenset({"192.168.7.2", "127.0.0.1"}))
 
 
-CIRCUIT = format_circuit(at("198.51.100.4", peer=RELAY), ME)
+def through(host: str, port: int = 4001) -> str:
+    return format_circuit(at(host, port, RELAY), ME)
+
+
+CIRCUIT = through("198.51.100.4")
 
 
 @pytest.mark.usefixtures("machine")
@@ -63,6 +67,17 @@ CIRCUIT = format_circuit(at("198.51.100.4", peer=RELAY), ME)
         ((at("198.51.100.9"), at("10.0.0.1", 22)), (at("198.51.100.9"),)),
         ((CIRCUIT, at("10.0.0.1")), (CIRCUIT, at("10.0.0.1"))),  # a router may know the way
         ((CIRCUIT, at("127.0.0.1", 22), at("10.0.0.1")), (CIRCUIT, at("10.0.0.1"))),
+        ((CIRCUIT, at("127.0.0.1", 22)), (CIRCUIT,)),
+        ((through("127.0.0.1"),), (through("127.0.0.1"),)),  # all on one machine, the relay too
+        ((CIRCUIT, through("127.0.0.1", 22)), (CIRCUIT,)),
+        ((at("192.168.7.3"), through("127.0.0.1", 22)), (at("192.168.7.3"),)),
+        ((at("192.168.7.3"), through("::ffff:127.0.0.1", 22)), (at("192.168.7.3"),)),
+        ((at("192.168.7.3"), through("0.0.0.0", 22)), (at("192.168.7.3"),)),
+        ((at("198.51.100.9"), through("10.0.0.1", 22)), (at("198.51.100.9"),)),
+        ((CIRCUIT, through("10.0.0.1", 22)), (CIRCUIT,)),
+        ((CIRCUIT, through("192.168.7.3")), (CIRCUIT, through("192.168.7.3"))),  # of both this machine's and another
+        ((through("10.0.0.1"), at("10.0.0.2")), (through("10.0.0.1"), at("10.0.0.2"))),
+        ((through("relay.example"), at("10.0.0.2")), (through("relay.example"), at("10.0.0.2"))),
         (("nonsense", at("example.org")), ("nonsense", at("example.org"))),
         ((at("198.51.100.9"), at("0.0.0.0", 6379)), (at("198.51.100.9"),)),  # it is this machine that answers there
         ((at("198.51.100.9"), at("::", 6379)), (at("198.51.100.9"),)),
@@ -76,6 +91,14 @@ def test_private_addresses_are_tried_where_they_can_be_the_peers(
     named: tuple[str, ...], tried: tuple[str, ...]
 ) -> None:
     assert worth_dialling(named) == tried
+
+
+@pytest.mark.usefixtures("machine")
+def test_way_through_a_relay_that_is_connected_dials_nobody_wherever_that_is_said_to_be() -> None:
+    ways = (at("198.51.100.9"), through("127.0.0.1", 22), through("10.0.0.1"))
+    assert worth_dialling(ways) == ways[:1]
+    assert worth_dialling(ways, is_connected={RELAY}.__contains__) == ways
+    assert worth_dialling((at("127.0.0.1"), CIRCUIT), is_connected={RELAY}.__contains__) == (at("127.0.0.1"), CIRCUIT)
 
 
 def test_few_addresses_of_one_peer_are_tried() -> None:
@@ -201,6 +224,55 @@ async def test_name_that_another_gave_leads_nobody_to_this_machine_and_is_counte
         nursery.cancel_scope.cancel()
 
 
+async def test_way_through_a_relay_leads_nobody_to_this_machine_by_number_or_name() -> None:
+    trio.socket.set_custom_hostname_resolver(Names("127.0.0.1"))
+    host, relay, far = (Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(3))
+    while host._targets.may_dial(parse_any(at("198.51.100.9"))):
+        pass  # so that nobody beyond this machine is
+    async with victim() as (port, came), trio.open_nursery() as nursery:
+        for one in (host, relay, far):
+            await nursery.start(one.run)
+        for named in ("127.0.0.1", "0.0.0.0", "rebound.example"):
+            with pytest.raises(NotReached):
+                await host.dial_peer(ME, [through(named, port), at("198.51.100.9")], deadline_s=10)
+        assert came == []
+        relay.relay.admits = lambda peer: True
+        await far.dial(relay.addresses[0], deadline_s=10)
+        await far.circuits.reserve(relay.peer_id)
+        own = relay.addresses[0].replace("/ip4/127.0.0.1/", "/dns4/relay.example/")
+        await host.dial_peer(far.peer_id, [format_circuit(own, far.peer_id)], deadline_s=10)
+        assert far.peer_id in host.connected()
+        nursery.cancel_scope.cancel()
+
+
+async def test_relay_that_goes_before_its_turn_sends_nobody_where_it_was_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trio.socket.set_custom_hostname_resolver(Names("127.0.0.1"))
+    host, relay = (Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(2))
+    while host._targets.may_dial(parse_any(at("198.51.100.9"))):
+        pass  # so that nobody beyond this machine is
+    async with victim() as (port, came), trio.open_nursery() as nursery:
+        for one in (host, relay):
+            await nursery.start(one.run)
+        for named in ("127.0.0.1", "rebound.example"):
+            await host.dial(relay.addresses[0], deadline_s=10)
+            gone = host.connection(relay.peer_id)
+
+            async def part(address: Any, *arguments: Any, of: object = gone, **options: Any) -> list[Any]:
+                await host.close(of)  # while another of the addresses is tried
+                return []
+
+            first, last = at("slow.example"), format_circuit(at(named, port, relay.peer_id), ME)
+            monkeypatch.setattr("shoal.swarm.host.places_of", part)
+            with pytest.raises(NotReached):
+                await host.dial_peer(ME, [first, at("198.51.100.9"), last], deadline_s=10)
+            monkeypatch.undo()
+            assert relay.peer_id not in host.connected()
+        assert came == []
+        nursery.cancel_scope.cancel()
+
+
 async def test_many_records_send_a_node_to_a_third_party_a_few_times_only() -> None:
     host, other = (Host(identity=Identity.generate(), listen=LOOPBACK) for _ in range(2))
     host._targets._targets = Rates(1e-3, 3.0)
@@ -220,7 +292,7 @@ async def test_many_records_send_a_node_to_a_third_party_a_few_times_only() -> N
             await host.dial_peer(other.peer_id, [back], deadline_s=10)
         for _ in range(5):  # who is there is dialled as often as it takes
             await host.dial_peer(other.peer_id, other.addresses, deadline_s=10)
-            await host.disconnect(other.peer_id)
+            await host.close(host.connection(other.peer_id))
         nursery.cancel_scope.cancel()
 
 

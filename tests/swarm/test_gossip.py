@@ -228,7 +228,7 @@ async def test_what_a_member_says_of_other_topics_is_nowhere_kept() -> None:
         for table in (router.time_since_last_publish, router.recent_message_deliveries):
             assert set(table) <= topics
         assert len(pubsub._said[peer]) == TOPICS_LIMIT
-        await near.disconnect(far.peer_id)
+        await near.close(near.connection(far.peer_id))
         await until(lambda: not far.gossip_peers(TOPIC))
         assert not pubsub._said
 

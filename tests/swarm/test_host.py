@@ -268,7 +268,7 @@ async def test_nothing_is_kept_of_a_peer_whose_connection_has_ended() -> None:
         await until(lambda: bool(far.gossip_peers("news") and near.gossip_peers("news")))
         store, peer = far._network.peerstore, transport.ID.from_base58(near.peer_id)
         store.add_protocols(peer, ["/of/theirs/1"])  # whatever libp2p may come to know
-        await near.disconnect(far.peer_id)
+        await near.close(near.connection(far.peer_id))
         await until(lambda: near.peer_id not in far.connected() and not far._network.connections)
         assert set(store.peer_data_map) == {transport.ID.from_base58(far.peer_id)}
         assert not store.peer_record_map
@@ -436,7 +436,7 @@ async def test_dial_peer_tries_every_address() -> None:
             bad = ["rubbish", near.addresses[0], dead]
             await near.dial_peer(far.peer_id, [*bad, far.addresses[0]], deadline_s=8)
             assert near.connected() == {far.peer_id}
-            await near.disconnect(far.peer_id)
+            await near.close(near.connection(far.peer_id))
             with pytest.raises(NetworkError, match="cannot reach"):
                 await near.dial_peer(far.peer_id, bad, deadline_s=2)
             with pytest.raises(NetworkError, match="no address known"):
@@ -569,7 +569,7 @@ async def test_inbound_connections_are_not_used_up_by_churn() -> None:
         await nursery.start(far.run)
         for _ in range(6):  # libp2p's own listener counts each of these for ever
             await connected(near, far)
-            await near.disconnect(far.peer_id)
+            await near.close(near.connection(far.peer_id))
         nursery.cancel_scope.cancel()
 
 
@@ -675,7 +675,7 @@ async def test_subscriptions_outlive_a_broken_gossip_stream() -> None:
         await broken.reset()
         assert (await published(near, box, b"over the next stream")).origin == near.peer_id
         assert pubsub.peers[peer] is not broken
-        await near.disconnect(far.peer_id)
+        await near.close(near.connection(far.peer_id))
         await until(lambda: not near.gossip_peers("news"))  # and no longer than the connection
 
 
@@ -691,10 +691,10 @@ async def test_gossip_survives_a_reconnection() -> None:
                     await until(lambda: bool(near.gossip_peers("news")))
                     heard = True
                 if not heard:
-                    await near.disconnect(far.peer_id)
+                    await near.close(near.connection(far.peer_id))
                     await until(lambda: not far.connected())
             assert (await published(near, box, bytes([number]))).data == bytes([number])
-            await near.disconnect(far.peer_id)
+            await near.close(near.connection(far.peer_id))
             await until(lambda: not far.connected())
 
 
@@ -714,7 +714,7 @@ def test_host_is_quiet_on_standard_error() -> None:
         other = Host(identity=Identity.from_seed(bytes([201]) * 32), listen=["/ip4/127.0.0.1/tcp/0"])
         await nursery.start(other.run)
         await other.dial(host.addresses[0], deadline_s=60)
-        await other.disconnect(host.peer_id)
+        await other.close(other.connection(host.peer_id))
         assert not logging.getLogger().handlers
         nursery.cancel_scope.cancel()
 """,

@@ -76,6 +76,23 @@ async def test_stranger_whose_hello_was_refused_hears_why_and_is_parted_from(mon
         await assert_linked(one, two)
 
 
+async def test_who_was_dialled_and_says_a_hello_that_is_refused_is_parted_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
+    monkeypatch.setattr(strangers_module, "STRANGERS_REST_S", 0.05)
+    monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 0.1)
+    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 600.0)
+    one = Node(1)
+    async with running(one), stranger(8) as silent, stranger(9) as other:
+        for peer in (silent, other):
+            await one.host.dial(peer.host.addresses[0], deadline_s=WAIT_S)
+        await until(lambda: one.peer in other.host.connected())
+        dialled = one.host.connection(other.peer)
+        assert isinstance(await other.ask(one, other.hello(wire=99)), Refusal)
+        assert one.host.connection(other.peer) is dialled
+        with trio.fail_after(20):
+            await until(lambda: one.host.connected() == {silent.peer})
+
+
 async def test_who_says_hello_again_and_again_loses_its_connection_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 600.0)
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)

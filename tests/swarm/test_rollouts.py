@@ -442,16 +442,22 @@ async def test_who_announces_anothers_group_in_a_false_size_is_to_blame_and_nobo
         assert own in {offer.digest for offer in reader.exchange.at_hand()}
 
 
-async def test_who_reads_no_answer_keeps_nobody_else_from_being_served() -> None:
+@pytest.mark.parametrize("answer_limit", [rollouts.ANSWER_LIMIT, rollouts.FETCH_LIMIT])
+async def test_who_reads_no_answer_keeps_nobody_else_from_being_served(
+    monkeypatch: pytest.MonkeyPatch, answer_limit: int
+) -> None:
+    monkeypatch.setattr(rollouts, "CHUNK_DEADLINE_S", 600.0)
+    monkeypatch.setattr(rollouts, "ANSWER_LIMIT", answer_limit)  # the second: all that it may have are there
     server, hostile, modest = Node(1), Node(2), Node(3)
     async with running(server, hostile, modest):
         digest = await server.announce_group(server.group(0, text_bytes=30_000, completions=16), (1.0, 0.0) * 8)
         await until(lambda: digest in modest.offered())
         request = canonical(GroupRequest(digest=digest, offset=0))
-        for _ in range(rollouts.ANSWER_LIMIT):
+        for _ in range(4 * rollouts.FETCH_LIMIT):
             stream = await hostile.host._network.open_stream(server.peer, PROTOCOL)
             await stream.write(len(request).to_bytes(4, "big") + request)
             await stream.read(1)  # the answer is under way, and no more of it is taken
+        assert server.exchange._answering[hostile.peer] == rollouts.FETCH_LIMIT
         assert list(await modest.fetch(digest)) == [digest]
 
 

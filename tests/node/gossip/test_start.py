@@ -12,7 +12,14 @@ import trio
 
 from shoal.collectives.memory import VectorPool
 from shoal.collectives.state import CertifiedState, StateHeader, frozen
-from shoal.node.gossip.start import ASK_PERIOD_S, FOUNDERS_S, HEAR_S, HEARD_LIMIT_S, GossipStart
+from shoal.node.gossip.start import (
+    ASK_PERIOD_S,
+    FOUNDERS_S,
+    HEAR_S,
+    HEARD_LIMIT_S,
+    SNAPSHOT_DEADLINE_S,
+    GossipStart,
+)
 from shoal.node.outcome import StateFetched
 from shoal.node.state.fetching import OnProgress
 from shoal.node.state.states import StateCache
@@ -33,12 +40,13 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Peers:
-    """Snapshots as peers have them; those in `gone` do not bring theirs."""
+    """Snapshots as peers have them; those in `gone` do not bring theirs, those that `hang` never end."""
 
     def __init__(self, cache: StateCache) -> None:
         self.cache = cache
         self.states: dict[PeerId, CertifiedState] = {}
         self.gone: set[PeerId] = set()
+        self.hang: set[PeerId] = set()
 
     async def snapshot(
         self, peer: PeerId, standing: Standing, accepts: Callable[[StateHeader], None], on_progress: OnProgress
@@ -46,6 +54,8 @@ class Peers:
         await on_progress(StateFetched(done_chunks=0, total_chunks=1, done_bytes=0, total_bytes=4))
         if peer in self.gone:
             raise NetworkError("gone")
+        if peer in self.hang:
+            await trio.sleep_forever()
         header = self.cache.header(self.states[peer])
         accepts(header)
         return self.states[peer], header
@@ -242,6 +252,16 @@ async def test_a_peer_that_does_not_bring_its_snapshot_is_passed_over_and_asked_
     one.says(A, state_of(5, seed=5))
     one.says(B, state_of(9, seed=9))
     assert await one.attempt() is one.peers.states[B]
+
+
+async def test_a_peer_whose_snapshot_never_ends_is_given_up_for_another(tmp_path: Path) -> None:
+    one, began = Beginner(tmp_path, founder=False), trio.current_time()
+    one.says(A, state_of(4, seed=4))
+    one.says(B, state_of(9, seed=9))
+    one.peers.hang = {A}
+    with trio.fail_after(2 * SNAPSHOT_DEADLINE_S):
+        assert await one.attempt() is one.peers.states[B]
+    assert trio.current_time() - began >= SNAPSHOT_DEADLINE_S
 
 
 async def test_the_newest_whole_state_on_disk_is_begun_on(tmp_path: Path) -> None:

@@ -14,12 +14,26 @@ import trio
 import trio.testing
 
 from shoal.node.rounds.engine import Engine
-from shoal.node.rounds.inbox import NEIGHBOURS_BEGIN_S, RESTING_TICK_S, TICK_S, Inbox, ToHandle, Turn
+from shoal.node.rounds.inbox import (
+    HEARD_LIMIT_BYTES,
+    HEARD_PEER_LIMIT_BYTES,
+    HEARD_PEER_LIMIT_MESSAGES,
+    NEIGHBOURS_BEGIN_S,
+    RESTING_TICK_S,
+    TICK_S,
+    Inbox,
+    ToHandle,
+    Turn,
+    in_turn,
+)
+from shoal.protocol.early import EARLY_PEER_LIMIT_MESSAGES
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Linked, Received, SetPaused, Tick
-from shoal.protocol.messages import NO_HASH, Leave, Message, Term
+from shoal.protocol.messages import CHUNK_LIMIT, NO_HASH, ChunkResults, Held, Leave, Message, Term
 from shoal.protocol.planning import OBSERVER, absent_ready
+from shoal.protocol.wire import canonical
+from shoal.swarm.links import LINK_LIMIT
 from tests.node.ledger import Ledger
 
 PEER, OTHER = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (0, 1))
@@ -161,10 +175,71 @@ async def test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_othe
     async def fail(error: Exception) -> None:
         raise error
 
-    refused = Turn(lambda: fail(RemoteError("no such state")))
-    await refused.take()
-    assert (refused.over.is_set(), str(refused.error)) == (True, "no such state")
-    ended = Turn(lambda: fail(LocalError("two values in one round")))
-    with pytest.raises(LocalError, match="two values in one round"):
-        await ended.take()  # it ends the engine, and with it who waits
-    assert not ended.over.is_set()
+    async def seven() -> int:
+        return 7
+
+    async def take(turns: trio.MemoryReceiveChannel[Turn]) -> None:
+        async for turn in turns:
+            await turn.take()
+
+    give, turns = trio.open_memory_channel[Turn](1)
+    with pytest.RaisesGroup(pytest.RaisesExc(LocalError, match="two values in one round")):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take, turns)
+            assert await in_turn(give.send_nowait, seven) == 7
+            with pytest.raises(RemoteError, match="no such state"):
+                await in_turn(give.send_nowait, lambda: fail(RemoteError("no such state")))
+            await in_turn(give.send_nowait, lambda: fail(LocalError("two values in one round")))
+            pytest.fail("it ends the engine, and with it who waits")
+
+
+async def test_error_of_a_turn_for_which_nobody_waits_is_the_engines() -> None:
+    async def fail() -> None:
+        raise RemoteError("a vector that cannot be")
+
+    inbox = Inbox()
+    inbox.put(Turn(fail))
+    assert await inbox.next() == Tick()
+    turn = await inbox.next()
+    assert isinstance(turn, Turn)
+    with pytest.raises(RemoteError, match="a vector that cannot be"):
+        await turn.take()
+
+
+def test_peer_that_says_too_much_loses_its_own_oldest_messages_and_nobody_anothers() -> None:
+    inbox = Inbox()
+    inbox.hear(ready(OTHER, 1))
+    for round in range(1, HEARD_PEER_LIMIT_MESSAGES + 3):
+        inbox.hear(heard(round))
+    _, *given = drained(inbox, HEARD_PEER_LIMIT_MESSAGES + 2)
+    assert given == [ready(OTHER, 1), *(heard(round) for round in range(3, HEARD_PEER_LIMIT_MESSAGES + 3))]
+    assert inbox.is_through
+    assert not len(inbox._heard)
+
+
+def test_large_messages_of_one_peer_and_of_all_take_no_more_memory_than_they_may() -> None:
+    results = ChunkResults.of(0, dict.fromkeys(range(CHUNK_LIMIT), NO_HASH))
+    large = Held(term=Term(), round=2, base=NO_HASH, lineage=NO_HASH, evicted=(), chunks=(results,))
+    size, inbox = len(canonical(large)), Inbox()
+    inbox.hear(ready(OTHER, 1))
+    for _ in range(2 * HEARD_PEER_LIMIT_BYTES // size):
+        inbox.hear(Received(PEER, large))
+    assert (len(inbox._heard) - 1) * size <= HEARD_PEER_LIMIT_BYTES < len(inbox._heard) * size
+    for n in range(2 * HEARD_LIMIT_BYTES // HEARD_PEER_LIMIT_BYTES):
+        for _ in range(HEARD_PEER_LIMIT_BYTES // size):
+            inbox.hear(Received(PeerId(f"stranger {n}"), large))
+    assert HEARD_LIMIT_BYTES - size < (len(inbox._heard) - 1) * size <= HEARD_LIMIT_BYTES
+    assert drained(inbox, 2)[1] == ready(OTHER, 1)
+
+
+def test_members_of_a_large_swarm_are_heard_whole_however_much_one_peer_says() -> None:
+    """As many as may be linked, each with what it may say early, and an attacker in between."""
+    inbox, crowd = Inbox(), [PeerId(f"member {n}") for n in range(LINK_LIMIT - 1)]
+    for round in range(EARLY_PEER_LIMIT_MESSAGES):
+        for peer in crowd:
+            inbox.hear(ready(peer, round))
+        for again in range(16):
+            inbox.hear(heard(1 + 16 * round + again))
+    given = drained(inbox, 1 + len(inbox._heard))
+    said = [one for one in given if isinstance(one, Received) and one.peer != PEER]
+    assert said == [ready(peer, round) for round in range(EARLY_PEER_LIMIT_MESSAGES) for peer in crowd]

@@ -90,7 +90,7 @@ async def test_two_speak_through_a_relay_that_learns_nothing(monkeypatch: pytest
         assert len(passed) > 2 * len(SECRET)
         assert SECRET[:42] not in passed
         assert relay.relay.circuits == 1
-        await alice.disconnect(bob.peer_id)
+        await alice.close(alice.connection(bob.peer_id))
         await until(lambda: relay.relay.circuits == 0 and alice.peer_id not in bob.connected())
         assert relay.relay.reservations == {bob.peer_id}
 
@@ -110,7 +110,7 @@ async def test_direct_connection_takes_the_place_of_a_relayed_one_and_never_the_
         circuit = parse_any(through(relay, bob.peer_id))
         assert isinstance(circuit, CircuitAddress)
         far = next(p for p in alice._network.connections if str(p) == bob.peer_id)
-        await alice._network._dial_through(circuit, far, WAIT_S)
+        await alice._network._dial_through(circuit, far)
         assert alice.is_direct(bob.peer_id)
 
 
@@ -131,7 +131,7 @@ async def test_reservations_are_their_connections_own_and_bounded(monkeypatch: p
         with pytest.raises(NetworkError, match="201"):
             await alice.circuits.reserve(relay.peer_id)
         assert relay.relay.reservations == {bob.peer_id}
-        await bob.disconnect(relay.peer_id)
+        await bob.close(bob.connection(relay.peer_id))
         await until(lambda: bob.peer_id not in relay.connected())
         await carol.circuits.reserve(relay.peer_id)
         assert relay.relay.reservations == {carol.peer_id}
@@ -200,7 +200,7 @@ async def test_circuits_of_all_together_are_bounded(monkeypatch: pytest.MonkeyPa
         with pytest.raises(NetworkError, match="201"):
             await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
         assert relay.relay.circuits == 1
-        await alice.disconnect(bob.peer_id)
+        await alice.close(alice.connection(bob.peer_id))
         await until(lambda: relay.relay.circuits == 0)
         await carol.dial(through(relay, dave.peer_id), deadline_s=WAIT_S)
 
@@ -269,9 +269,9 @@ async def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytes
         await bob.circuits.reserve(relay.peer_id)
         circuit = parse_any(through(relay, bob.peer_id))
         assert isinstance(circuit, CircuitAddress)
-        wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)  # and not a word of a handshake
+        wire = await alice.circuits.dial(circuit)  # and not a word of a handshake
         with pytest.raises(NetworkError, match="203"):
-            await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+            await alice.circuits.dial(circuit)
         assert bob.refusals.counts() == {Reason.HALF_OPEN.value: 1}
         await wire.close()
         await until(lambda: bob.circuits._pending == 0)
@@ -289,9 +289,9 @@ async def test_stranger_whose_handshakes_never_end_keeps_members_out_of_nothing(
         await bob.circuits.reserve(relay.peer_id)
         circuit = parse_any(through(relay, bob.peer_id))
         assert isinstance(circuit, CircuitAddress)
-        wires = [await carol.circuits.dial(circuit, deadline_s=WAIT_S) for _ in range(circuits.STRANGERS_PENDING_LIMIT)]
+        wires = [await carol.circuits.dial(circuit) for _ in range(circuits.STRANGERS_PENDING_LIMIT)]
         with pytest.raises(NetworkError, match="203"):
-            await carol.circuits.dial(circuit, deadline_s=WAIT_S)
+            await carol.circuits.dial(circuit)
         assert bob.refusals.counts() == {Reason.HALF_OPEN.value: 1}
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
         for wire in wires:
@@ -309,7 +309,7 @@ async def test_call_whose_handshake_does_not_end_gives_its_place_back_in_time(mo
         await bob.circuits.reserve(relay.peer_id)
         circuit = parse_any(through(relay, bob.peer_id))
         assert isinstance(circuit, CircuitAddress)
-        wire = await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+        wire = await alice.circuits.dial(circuit)
         with pytest.raises(ConnectionClosedError):
             await wire.read(1 << 20)  # more than bob says first
         monkeypatch.setattr(circuits, "CONNECTION_HANDSHAKE_DEADLINE_S", WAIT_S)
@@ -324,9 +324,9 @@ async def test_call_gives_its_place_back_when_its_relay_is_gone(monkeypatch: pyt
         await bob.circuits.reserve(relay.peer_id)
         circuit = parse_any(through(relay, bob.peer_id))
         assert isinstance(circuit, CircuitAddress)
-        await alice.circuits.dial(circuit, deadline_s=WAIT_S)
+        await alice.circuits.dial(circuit)
         assert (bob.circuits._pending, bob.circuits._strangers_pending) == (1, 1)
-        await bob.disconnect(relay.peer_id)
+        await bob.close(bob.connection(relay.peer_id))
         await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
 
 

@@ -100,7 +100,7 @@ async def test_nobody_is_sent_against_a_third_party() -> None:
         relay.relay.admits = lambda peer: True
         await checker.dial(relay.addresses[0], deadline_s=WAIT_S)
         await checker.circuits.reserve(relay.peer_id)
-        await asker.disconnect(checker.peer_id)
+        await asker.close(asker.connection(checker.peer_id))
         await asker.dial(format_circuit(relay.addresses[0], checker.peer_id), deadline_s=WAIT_S)
         assert not asker.is_direct(checker.peer_id)
         with pytest.raises(NetworkError, match="no address to knock at"):

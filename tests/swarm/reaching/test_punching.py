@@ -6,6 +6,7 @@ Routers are in `tests/testnet/test_holes.py`. Here nobody's SYN is dropped, so o
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
@@ -17,6 +18,7 @@ import trio
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.wire import canonical
+from shoal.swarm import incoming
 from shoal.swarm.lanes.hello import HELLO_WIRE_BYTES
 from shoal.swarm.lanes.listener import PENDING_PER_PEER_LIMIT
 from shoal.swarm.lanes.seal import (
@@ -28,7 +30,9 @@ from shoal.swarm.lanes.seal import (
     encode_handshake,
     format_address,
 )
+from shoal.swarm.limits import Reason
 from shoal.swarm.reaching import observed_addresses, punching
+from shoal.swarm.reaching.dial_back_probes import Expected, probe_of
 from shoal.swarm.reaching.observed_addresses import (
     OBSERVED_ADDRESS_PROTOCOL,
     PEER_OBSERVED_BURST,
@@ -418,3 +422,25 @@ async def test_ticket_of_a_call_is_good_for_a_moment() -> None:
         assert relay.observed_addresses.claims(ticket)
         for stream in (calling, late):
             await stream.abort()
+
+
+@pytest.mark.parametrize("what", ["a call to be sighted", "a knock"])
+async def test_connection_that_is_reset_as_it_says_what_it_is_ends_nothing_else(what: str) -> None:
+    async with nodes() as (alice, bob, relay):
+        if what == "a knock":
+            expected = Expected(ports=(7,))
+            relay.host.dial_back_probes.expect(expected)
+            first = probe_of(expected.secret, 7)
+        else:
+            asking = await alice.host.open(relay.peer, OBSERVED_ADDRESS_PROTOCOL, deadline_s=WAIT_S)
+            await asking.send(canonical(AskSighting()), deadline_s=WAIT_S)
+            reply = await asking.receive(deadline_s=WAIT_S)
+            first = observed_addresses._check(reply, observed_addresses.SightingTicket, relay.peer).ticket
+        host, _, port = relay.lanes.addresses[0].rpartition(":")
+        with socket.create_connection((host, int(port))) as calling:  # before the relay has a look at it
+            calling.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, incoming.LINGER_NOT)
+            calling.sendall(first)
+        await until(lambda: relay.lanes._listener.refusals.counts().get(Reason.LANE_HELLO.value))
+        port = PunchPort()
+        assert await sight(bob.host, relay.peer, relay.lanes.addresses, port) == f"127.0.0.1:{port._port}"
+        port.close()

@@ -155,7 +155,7 @@ async def test_another_lane_comes_up_through_the_next_relay_when_one_refuses_or_
         first.relayed_lanes.admits = None
         await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
         assert (first.relayed_lanes.relayed_lanes, second.relayed_lanes.relayed_lanes) == (0, 1)
-        await second.host.disconnect(alice.peer)
+        await second.host.close(second.host.connection(alice.peer))
         second.relayed_lanes.admits, first.relayed_lanes.admits = None, lambda peer: True
         alice.lanes.drop(bob.peer)
         await bob.sink.next_closed()
@@ -185,6 +185,20 @@ async def test_only_members_of_the_relay_get_passages_and_no_more_than_it_gives(
         await ask_relayed_lane(bob.host, relay.peer, alice.peer)
         with pytest.raises(NetworkError):
             await alice.host.request(relay.peer, RELAYED_LANE_PROTOCOL, b"\xc1", deadline_s=2.0)
+
+
+async def test_who_asks_for_passages_and_never_comes_keeps_nobody_from_their_other_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relayed_lanes_module, "PEER_LANE_LIMIT", 2)
+    async with nodes(relays=2) as (alice, bob, relay, carol):
+        await carol.host.dial(relay.host.addresses[0], deadline_s=WAIT_S)
+        for _ in range(2):
+            await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+        with pytest.raises(NetworkError, match="as many"):
+            await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+        await ask_relayed_lane(carol.host, relay.peer, bob.peer)
+        await ask_relayed_lane(bob.host, relay.peer, carol.peer)
 
 
 async def test_passages_of_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ async def test_go_daemon_relays_between_two_nodes_introduces_them_and_ends_with_
         await behind.host.circuits.reserve(relay)
         await dialler.host.dial(format_circuit(daemon.addresses[0], behind.host.peer_id), deadline_s=10)
         assert await dialler.host.request(behind.host.peer_id, "/echo/1", b"far", deadline_s=10) == b"far"
-        await dialler.host.disconnect(behind.host.peer_id)
+        await dialler.host.close(dialler.host.connection(behind.host.peer_id))
         while await dialler.finds() != peers(behind):  # the daemon takes up a contact a while after it connects
             await behind.table.announce(behind.point())
         assert daemon._process is not None

@@ -124,6 +124,30 @@ async def test_walk_parts_from_the_strangers_that_it_dialled_and_from_nobody_els
         assert member.host.connected() == peers(*strangers[:2])
 
 
+async def test_connection_that_took_the_place_of_a_walks_own_stays() -> None:
+    """The walk waits for one that hangs while another, which it has asked, dials this node anew."""
+    stranger, member = sorted((Node(10, THEIRS), Node(11, THEIRS)), key=lambda node: node.host.peer_id)
+    again, hanging = Node(stranger.seed, THEIRS), Node(12, THEIRS)
+    asked, goes_on = trio.Event(), trio.Event()
+
+    async def hang(stream: MessageStream) -> None:
+        asked.set()
+        await goes_on.wait()
+
+    hanging.host.serve(KADEMLIA_PROTOCOL, hang)
+    async with running(stranger, again, member, hanging):
+        member.knows(stranger, hanging)
+        async with trio.open_nursery() as visit:
+            visit.start_soon(member.table.announce, member.point())
+            await asked.wait()
+            await until(lambda: stranger.host.peer_id in member.table._dialled)
+            walks = member.host.connection(stranger.host.peer_id)
+            await again.host.dial(member.host.addresses[0], deadline_s=WAIT_S)
+            await until(lambda: member.host.connection(stranger.host.peer_id) not in (walks, None))
+            goes_on.set()
+        assert member.host.connected() == {again.host.peer_id}
+
+
 async def test_peer_that_hangs_costs_its_own_deadline_and_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kademlia_module, "ANSWER_DEADLINE_S", WAIT_S)
     monkeypatch.setattr(kademlia_module, "WALK_DEADLINE_S", 2 * WAIT_S)
