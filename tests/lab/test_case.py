@@ -18,16 +18,7 @@ from shoal.cli.render import ShowNow
 from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
 from shoal.lab.bench.dashboard import DashboardBench, DashboardCost
-from shoal.lab.bench.disk import OnDisk
 from shoal.lab.bench.hostile_samplers import HostileSamplersBench, HostileSamplersResult, HostileWindow
-from shoal.lab.bench.join import JoinSpeed
-from shoal.lab.bench.machine import this_machine
-from shoal.lab.bench.memory import MemoryBench, MemoryResult, Peak
-from shoal.lab.bench.partial import PartialBench, PartialResult
-from shoal.lab.bench.partial import Window as PartialWindow
-from shoal.lab.bench.resident import Resident
-from shoal.lab.bench.samplers import SamplersBench, SamplersResult, Window
-from shoal.lab.bench.throughput_spec import Alone, CpuShare, Stretch, Throughput, ThroughputBench, Together
 from shoal.lab.bench.train import SeedRun, Settings, TrainResult
 from shoal.lab.bench.wan import Wan
 from shoal.lab.case import Case, CaseOptions, LongCaseOptions, Numbers, Spec, parse_numbers
@@ -85,18 +76,6 @@ def dashboard(painted_ms: float = 0, shown_ms: float = 0, viewer: float = 0) -> 
     )  # fmt: skip
 
 
-def partial(times: float) -> Any:
-    whole, faster = (
-        PartialWindow(groups=12, seconds=seconds, steps=1, tokens=1, handed_out=1) for seconds in (times * 10.0, 10.0)
-    )
-    return PartialResult(bench=PartialBench(), whole=(whole,), partial=(faster,), machine=this_machine())
-
-
-def samplers(beside: float, memory_mib: float = 100) -> Any:
-    with_them = made(Window, reward=beside, memory_mb=memory_mib * MIB / 1e6, update_bytes=1.0, policy_bytes=2)
-    return made(SamplersResult, bench=SamplersBench(), alone=made(Window, reward=10.0), beside=with_them)
-
-
 STALE_FOUND = "a sampler of the kind 'stale' is ignored"
 
 
@@ -115,44 +94,8 @@ def train(strategy: str, efficiency: float, fewer: float, *, sound: bool = True,
     )  # fmt: skip
 
 
-def throughput(overhead: float, *, sound: bool = True, strategy: str = "streaming") -> Any:
-    def stretch(tokens: float) -> Stretch:
-        return Stretch(tokens=int(tokens), steps=1, wall_s=1.0, steps_s=1.0)
-
-    cpu = CpuShare(trainers=1.0, daemons=0.0)
-    alone = Alone(loops=(stretch(10_000),), cpu=cpu, device="cpu")
-    together = made(Together, nodes=(stretch(10_000 * (1 - overhead)),), cpu=cpu, sound=sound)
-    return Throughput(bench=ThroughputBench(strategy=strategy), alone=(alone, alone), together=(together,))
-
-
 def lane(shared: float, sockets: float) -> Any:
     return LaneSpeed(encrypted=(sockets,), shared=(shared,), plaintext=(1.0,))
-
-
-def memory(large_bytes: int) -> Any:
-    """A daemon with a base of 100 bytes: of 10 parameters it holds 200."""
-    disk = OnDisk(kinds={"state": 80}, apparent=80)
-    peaks = (
-        Peak(
-            numel=10,
-            round_s=1.0,
-            identical=True,
-            most=Resident(anonymous=150, shared=50, file=9),
-            most_file=9,
-            disk=disk,
-            disk_rest=disk,
-        ),
-        Peak(
-            numel=20,
-            round_s=1.0,
-            identical=True,
-            most=Resident(anonymous=large_bytes - 70, shared=70, file=999),
-            most_file=999,
-            disk=disk,
-            disk_rest=disk,
-        ),
-    )
-    return MemoryResult(bench=MemoryBench(), peaks=peaks, exact=True)
 
 
 EDGES: list[tuple[str, Any, Any, str]] = [
@@ -161,22 +104,13 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("allreduce", allreduce(0.5, kind="sigkill", delay_s=2), allreduce(0.5, kind="sigkill", delay_s=2.1), "SIGKILL"),
     ("allreduce", allreduce(0.5, kind="sigstop", delay_s=6), allreduce(0.5, kind="sigstop", delay_s=6.1), "SIGSTOP"),
     ("allreduce", allreduce(0.5), allreduce(0.5, wrong=True), "what was checked and is wrong"),
-    (
-        "join",
-        made(JoinSpeed, donor_rate_ratio=0.9),
-        made(JoinSpeed, donor_rate_ratio=0.89),
-        "a core that serves 100 MB/s",
-    ),
     ("dashboard", dashboard(1500), dashboard(1501), "first paint"),
     ("dashboard", dashboard(shown_ms=1500), dashboard(shown_ms=1501), "the swarm is on the screen"),
     ("dashboard", dashboard(viewer=0.0199), dashboard(viewer=0.0201), "a viewer's processor time"),
     ("lane", lane(0.8, 0.8), lane(0.79, 0.8), "one encrypted lane beside plaintext"),
     ("lane", lane(0.8, 0.8), lane(0.8, 0.79), "one encrypted lane, sockets"),
-    ("throughput", throughput(0.029), throughput(0.031), "tokens per second that the swarm costs"),
-    ("throughput", throughput(0.5, strategy="diloco"), throughput(0.0, sound=False), "runs in which nodes came"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.84), "payload of reductions"),
     ("wan", made(Wan, link_share=0.85), made(Wan, link_share=0.85, identical=False), "rounds after which nodes hold"),
-    ("memory", memory(320), memory(321), "daemon's anonymous and shared memory"),
     ("crowd", crowd(0.99, 120), crowd(0.98, 120), "of the group heard by fewest"),
     ("crowd", crowd(0.99, 120), crowd(0.99, 121), "memory of the largest daemon"),
     ("crowd", crowd(0.99, 120), crowd(0.99, 120, 18), "links of a node"),
@@ -184,23 +118,10 @@ EDGES: list[tuple[str, Any, Any, str]] = [
     ("train", train("diloco", 0.9, 300), train("diloco", 0.9, 299), "times fewer bytes"),
     ("train", train("sparse", 0.75, 4000), train("sparse", 0.75, 3999), "times fewer bytes"),
     ("train", train("diloco", 0.9, 0.9, slow=4.0), train("diloco", 0.9, 0.89, slow=4.0), "speed with a slow node"),
-    ("partial", partial(1.2), partial(1.19), "generator alone, lengths set"),
-    ("samplers", samplers(15), samplers(14.9), "reward of the trainers beside that of as many alone"),
-    ("samplers", samplers(15), samplers(15, 120.1), "memory of a sampler's daemon"),
     ("hostile-samplers", hostile_samplers(95), hostile_samplers(94.9), "least reward of the trainers beside cheats"),
     ("hostile-samplers", hostile_samplers(95), hostile_samplers(95, struck=1), "nodes ignored that did not cheat"),
-    (
-        "hostile-samplers",
-        hostile_samplers(95),
-        hostile_samplers(95, found=21),
-        STALE_FOUND,
-    ),
-    (
-        "hostile-samplers",
-        hostile_samplers(95),
-        hostile_samplers(95, found=None),
-        STALE_FOUND,
-    ),
+    ("hostile-samplers", hostile_samplers(95), hostile_samplers(95, found=21), STALE_FOUND),
+    ("hostile-samplers", hostile_samplers(95), hostile_samplers(95, found=None), STALE_FOUND),
     ("train", train("ddp", 9.0, 0), train("ddp", 1.0, 1, sound=False), "runs with wrong values"),
 ]
 
@@ -217,16 +138,9 @@ def test_a_target_is_met_at_its_edge_and_missed_beyond_it(name: str, good: Any, 
 def test_every_benchmark_has_targets_and_can_be_checked() -> None:
     # Those with tests of their own.
     by_themselves = {
-        "compare",
-        "faults",
-        "goodput",
-        "hostile",
-        "rollouts",
-        "sapo",
-        "sapo-table",
-        "scale",
-        "train-table",
-    }
+        "compare", "faults", "goodput", "hostile", "join", "memory", "partial", "rollouts", "samplers", "sapo",
+        "sapo-table", "scale", "throughput", "train-table",
+    }  # fmt: skip
     assert {name for name, *_ in EDGES} | by_themselves == set(COMMANDS)
     bench = get_command(app).commands["bench"]  # type: ignore[attr-defined]
     assert [n for n, one in bench.commands.items() if "--check" not in {o for p in one.params for o in p.opts}] == []

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from shoal.node.remains import others_in
-from shoal.node.state.states import FINALS_KEPT
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import decode
 from tests.node.lab import (
@@ -29,100 +28,6 @@ from tests.node.lab import (
     shoal,
 )
 from tests.small_disk import small_disk
-
-
-@pytest.mark.long
-def test_a_lead_killed_in_its_reduce_is_replaced_and_comes_back_from_its_disk(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=3) as swarm:
-        swarm.start_together(holds=["2:reduce:0.3", "4:plan"])
-        for node in swarm.nodes:
-            assert 0.3 <= node.hold("2:reduce")["progress"] < 1
-        leader = swarm.by_peer(swarm.nodes[0].wait("planned", round=2)["planner"])
-        work = leader.folder / "resume"  # a node announces without waiting for its disk
-        eventually(lambda: list(work.glob("*-2.work")), "what it contributes to round 2 is on its disk")
-        leader.kill()
-        survivors = [node for node in swarm.nodes if node is not leader]
-        for node in survivors:
-            node.release()
-        for node in survivors:
-            assert node.certified(2)["view"] > 0
-            assert set(node.certified(3)["members"]) == {survivor.peer_id for survivor in survivors}
-            node.hold("4:plan")
-
-        leader.start(join=survivors[:1])
-        began = leader.wait("round_started")
-        assert (began["round"], began["members"], began["role"]) == (2, 3, "contributor")  # as before
-        for node in survivors:
-            node.release()
-        assert leader.wait("caught_up")["round"] >= 3
-        back = leader.wait("certified")
-        assert len(back["members"]) == 3
-        last = back["round"]
-        for node in survivors:
-            assert node.certified(last)["digest"] == back["digest"]
-        for node in swarm.nodes:
-            node.kill()
-
-        report = swarm.report(last)
-        assert_exact(report)
-        assert [r.members for r in report.rounds[:3]] == [3, 2, 2]
-        # What it had sent when it was killed counts, chunk by chunk; of the survivors all counts.
-        assert [r.contributors for r in report.rounds[:3]] in ([3, 2, 2], [3, 3, 2])
-        assert report.rounds[0].coverage == report.rounds[2].coverage == 1.0
-        assert 2 / 3 - 1e-9 <= report.rounds[1].coverage <= 1.0
-        assert report.rounds[1].total_s < 20
-        assert report.rounds[-1].members == 3
-        for node in swarm.nodes:
-            assert_votes_once(node)
-
-
-@pytest.mark.long
-def test_a_node_stopped_for_long_is_done_without_and_keeps_what_it_learnt(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=3, forked=False) as swarm:
-        first, second, sleeper = swarm.nodes
-        swarm.start_together(holds=["4:plan"], node2=["--hold", "2:plan"])
-        sleeper.hold("2:plan")  # the others reduce, and wait for its share
-        sleeper.signal(signal.SIGSTOP)
-        wakes_at = time.monotonic() + 13
-        for node in (first, second):
-            assert node.certified(2)["total_s"] < 20
-            assert sleeper.peer_id not in node.certified(2)["members"]
-            node.hold("4:plan")
-        time.sleep(max(0.0, wakes_at - time.monotonic()))  # the fault itself: this long it is stopped
-        sleeper.signal(signal.SIGCONT)
-        sleeper.release()
-        # Later than the staleness limit, what it had made would count for nothing: so the others wait for it.
-        eventually(  # in two steps, where it hears of one round before the next
-            lambda: any(event["round"] >= 3 for event in sleeper.events("caught_up")),
-            "the sleeper is where the others are",
-        )
-        for node in (first, second):
-            node.release()
-        # It may first be back as a member only, with a contribution that is too late for that round's plan.
-        back = eventually(
-            lambda: next((e for e in sleeper.events("certified") if e["round"] > 3 and e["contributors"] == 3), None),
-            "the sleeper contributes again",
-        )
-        last = back["round"]
-        assert set(back["members"]) == {node.peer_id for node in swarm.nodes}
-        for node in (first, second):
-            assert node.certified(last)["digest"] == back["digest"]
-        for node in swarm.nodes:
-            node.kill()
-
-        report = swarm.report(last)
-        assert_exact(report)
-        assert [(r.contributors, r.members) for r in report.rounds[:3]] == [(3, 3), (2, 2), (2, 2)]
-        # What it learnt while no certificate counted it is counted when it is back: all of it, and once. That may
-        # include steps of a round that was over before it could contribute.
-        made = [e for e in sleeper.events("contributed") if 2 <= e["round"] <= last]
-        assert [e["tokens"] for e in made[:1]] == [ROUND_TOKENS]
-        # Beyond the rounds whose finals are kept nobody can say whether round 2 counted it, and once is the limit.
-        known = last - 2 < FINALS_KEPT
-        assert made[-1]["tokens"] >= ROUND_TOKENS * (len(made) if known else len(made) - 1) >= ROUND_TOKENS
-        assert sum(r.tokens for r in report.rounds) == ROUND_TOKENS * (2 * last + 1) + made[-1]["tokens"]
-        for node in swarm.nodes:
-            assert_votes_once(node)
 
 
 @pytest.mark.long

@@ -9,7 +9,9 @@ import pytest
 
 from shoal.protocol.departure import LEAVE_TIMEOUT_S
 from tests.node.lab import Swarm, assert_exact, assert_votes_once, eventually
-from tests.node.test_joining import MODEL
+
+MODEL: dict[str, str | int | float | bool] = {"inputs": 1024, "outputs": 4000}
+"""4,100,000 parameters: a state of 33 MB."""
 
 
 @pytest.mark.long

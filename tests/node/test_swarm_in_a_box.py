@@ -238,20 +238,6 @@ def test_node_that_meets_votes_of_its_key_of_which_it_has_no_record_signs_nothin
     box.run(course)
 
 
-def test_one_seed_is_one_course_of_events(tmp_path: Path, disks: Disks) -> None:
-    said = []
-    for attempt in ("one", "two"):
-        box = Box(tmp_path / attempt, disks, seed=5)
-
-        async def course(box: Box) -> None:
-            box.start_all()
-            await box.until_round(3)
-
-        box.run(course)
-        said.append([witness.said for witness in box.witnesses] + [[life.disk.operations] for life in box.lives])
-    assert said[0] == said[1]
-
-
 # -- what only real engines on real stores show ----------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from safetensors import safe_open
 
 from shoal.node.control_client import ControlRefused, request
 from shoal.node.state.store import Store
@@ -31,12 +30,6 @@ def order(node: Node, *arguments: str) -> str:
     done = shoal(*arguments, "--data-dir", str(node.folder))
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def saved_state(node: Node, round: int) -> tuple[dict[str, str], dict[str, bytes]]:
-    """The metadata and the tensors of a round's state on disk; not where in the file they lie."""
-    with safe_open(node.folder / "state" / f"{round}.safetensors", "np") as file:
-        return file.metadata(), {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
 
 
 def assert_one_decision_each(swarm: Swarm) -> set[tuple[str, int]]:
@@ -93,41 +86,6 @@ def test_a_quorum_goes_back_and_a_node_that_slept_follows(tmp_path: Path) -> Non
         for node in swarm.nodes:
             node.kill()
         assert {("0.0", 4), ("0.0", 5), ("0.1", 5), ("0.1", 6)} <= assert_one_decision_each(swarm)
-
-
-@pytest.mark.long
-def test_an_order_to_go_back_to_the_initial_state_outlives_a_restart(tmp_path: Path) -> None:
-    with Swarm(tmp_path, nodes=3) as swarm:
-        first, second, third = swarm.nodes
-        never = ["--rollback", "never"]
-        swarm.start_together(holds=["4:train"], node0=never, node1=never, node2=never)
-        for node in swarm.nodes:
-            node.hold("4:train")  # the third stays there: what the others do is no quorum's without both of them
-        initial = {node: saved_state(node, 0) for node in swarm.nodes}
-        assert initial[first] == initial[second] == initial[third]
-        first.release()
-        request(first.folder, "rollback", "0")
-        first.kill()
-        first.start(*never, join=[second])
-        second.release()
-        eventually(lambda: second.ask("status")["rollbacks"], "the other hears of it")
-        assert "still proposing to go back to round 0; `shoal rollback --withdraw` ends that" in first.log
-        request(second.folder, "rollback", "0")
-        back = first.wait("rolled_back")
-        assert (back["term"], back["to"]) == ("0.0", 0)
-        assert back["round"] in (4, 5)  # the two may certify a round before the second is asked
-        assert second.wait("rolled_back")["value"] == back["value"]
-        again = [node.wait("certified", term="0.1", round=1) for node in (first, second)]
-        assert again[0]["digest"] == again[1]["digest"] != second.certified(1)["digest"]
-        third.release()  # not before: the two others are no quorum without the one that has just been started again
-        assert third.wait("rolled_back")["value"] == back["value"]
-        following = eventually(lambda: third.events("certified", term="0.1"), "the third takes part again")[0]
-        assert first.wait("certified", term="0.1", round=following["round"])["digest"] == following["digest"]
-        assert not (first.folder / "rollback.order").exists()
-        for node in swarm.nodes:
-            node.kill()
-            assert saved_state(node, 0) == initial[node]
-        assert {("0.0", 3), ("0.1", 1)} <= assert_one_decision_each(swarm)
 
 
 @pytest.mark.long

@@ -6,24 +6,21 @@ import importlib.util
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-import trio
 
 from shoal.collectives.codecs import F32
 from shoal.lab.bench import fault_group, faults
-from shoal.lab.bench.allreduce import Bench, Strike, measure
+from shoal.lab.bench.allreduce import Strike
 from shoal.lab.bench.fault_group import Group, GroupSpec, Outcome, Repetition, running_group, strike_once, valued
 from shoal.lab.bench.fault_peer import Began, Listening, Report, Returned, error_line, read_report
 from shoal.lab.bench.fault_values import BLOCK_VALUES, origin_of, sets_of
 from shoal.lab.bench.faults import FaultsBench, FaultsResult, Struck, describe, missing, repetition_of, to_lines
 from shoal.lab.bench.machine import this_machine
 from shoal.protocol.errors import ConfigError, NetworkError
-from shoal.testnet.links.namespaces import why_not
 
 NUMEL = BLOCK_VALUES + 1000
 SPEC = GroupSpec(system="gloo", peers=3, numel=NUMEL, fault="sigkill", watch_s=2.0)
@@ -209,20 +206,6 @@ def test_gloo_returns_the_mean_undisturbed_and_no_other_values_when_one_is_kille
     assert (found.usual_s or 0) > 0
     for one in found.survivors:  # an error, the mean or a hang: the kill races with the last of the values
         assert one.kind in ("error", "nothing") or (one.kind, one.contributors) == ("exact", 3)
-
-
-@pytest.mark.long
-@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_survivors_of_a_node_of_ours_that_is_cut_off_are_exact_and_it_stays_apart(tmp_path: Path) -> None:
-    bench = Bench(peers=3, numel=300_000, iters=1, fault="partition", sockets=True, inspect=False)
-    result = trio.run(partial(measure, bench, folder=tmp_path))
-    (strike,) = result.fault.strikes
-    assert (result.ok, strike.exact, strike.identical, strike.apart) == (True, True, True, True)
-    assert len(strike.after_s) == len(strike.contributors) == 2
-    assert all(0 < seconds < 60 for seconds in strike.after_s)
-    events = [json.loads(line) for line in (tmp_path / "timed/nodes/2/events.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events].count("started") == 1, "it went on by itself"
-    assert [event["round"] for event in events if event["event"] == "certified"][-1] == bench.rounds
 
 
 # -- the table -----------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_gain_of_the_median_seed_stands_beside_its_target() -> None:
     (row,) = result.rows
     assert row.measured is not None
     assert (row.measured.median, row.measured.least, row.measured.most) == pytest.approx((1.3, 1.2, 3.0))
-    assert (row.met, row.aim_met) == (True, False)
+    assert (row.target, row.met, row.aim_met) == (1.2, True, False)
     assert to_lines(result)[0] == (
         "over-provision 1, seed 0: 0.83 groups/s, 20.0 steps and 90 tokens a group; 89 tokens in one"
     )

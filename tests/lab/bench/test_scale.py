@@ -1,4 +1,4 @@
-"""The rows of a crowded swarm, from events made by hand; what its options refuse; and real swarms of a few nodes."""
+"""The rows of a crowded swarm, from events made by hand, and what its options refuse."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from shoal.cli.main import execute
 from shoal.lab.bench.scale import CASE, scale_manifest
 from shoal.lab.bench.scale_rows import (
     Look,
@@ -36,7 +35,6 @@ from shoal.protocol.identity import Identity
 from shoal.testnet.journal import Entry
 from shoal.testnet.run_record import NodeFacts, RunRecord
 from shoal.testnet.scenario import Scenario
-from tests.testnet.links_lab import needs_namespaces
 
 BEGAN = 1000.0
 ENDS = {1: 5.0, 2: 7.0, 3: 9.0, 4: 12.0, 5: 30.0, 6: 32.0}
@@ -327,57 +325,3 @@ def test_settings_that_init_does_not_write_are_told() -> None:
         "workload.name",
         "workload.options",
     ]
-
-
-# -- real swarms ---------------------------------------------------------------------------------------------
-
-
-def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> ScaleResult:
-    assert execute(["bench", "scale", *arguments, "--json"]) == 0
-    return msgspec.convert(json.loads(capsys.readouterr().out), ScaleResult, strict=False)
-
-
-def assert_exact(result: ScaleResult) -> None:
-    assert (result.certified, result.wrong_values, result.forks, result.unverified) == (result.rounds, 0, 0, ())
-    assert result.missed == {}
-
-
-@pytest.mark.long
-def test_real_nodes_that_train_beside_a_loop_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    result = measured(capsys, "--nodes", "4", "--trainers", "regression", "--rounds", "3", "--beside-loops", "1")
-    assert_exact(result)
-    assert (result.rounds, result.steps, result.struck) == (3, None, None)
-    assert result.links_made >= 4 * 3
-    assert result.start_s is not None
-    assert result.pss_mb is not None
-    assert result.control_kb_s is not None
-    assert 10 < result.pss_mb < 500
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["--held", "--stopped"])
-def test_real_nodes_go_on_after_a_strike_and_lose_nothing(how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    result = measured(capsys, "--nodes", "4", how, "2", "--rounds", "2", "--round-s", "3", "--seconds", "8")
-    assert_exact(result)
-    assert result.steps is not None
-    assert result.struck is not None
-    assert (result.steps.lost, result.steps.twice, result.steps.problems) == (0, 0, ())
-    assert result.steps.made >= 4 * 20 * 4
-    assert result.rest_percent is not None
-    assert result.struck.contributors == 4
-    assert result.struck.pace > 0
-
-
-@pytest.mark.long
-@needs_namespaces
-def test_real_halves_come_together_and_every_step_is_counted_once(capsys: pytest.CaptureFixture[str]) -> None:
-    result = measured(capsys, "--nodes", "4", "--apart", "2", "--rounds", "3", "--round-s", "2", "--seconds", "15")
-    assert_exact(result)
-    assert result.steps is not None
-    assert (result.steps.lost, result.steps.twice, result.steps.problems) == (0, 0, ())
-    assert result.struck is not None
-    assert result.struck.contributors == 4
-    assert (sides := result.struck.sides) is not None
-    assert sides.rounds[1] == 0
-    assert sides.alone > 0
-    assert sides.one_chain_s is not None

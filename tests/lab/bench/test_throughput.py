@@ -29,7 +29,6 @@ from shoal.lab.bench.throughput_spec import (
 )
 from shoal.node.reporting.events import Certified, Contributed
 from shoal.node.workload import Assignment, load_workload
-from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
 from shoal.testnet.journal import Journal
 
@@ -140,26 +139,6 @@ def test_batches_are_of_the_size_asked_for_and_of_this_share_alone() -> None:
     assert workload.loss(workload.build(), first)[1] == TINY.tokens_per_step == 64
 
 
-def test_bf16_is_of_products_and_not_of_parameters_or_gradients() -> None:
-    made: list[torch.dtype] = []
-    losses = {}
-    for dtype in ("float32", "bf16", "auto"):
-        workload = RandomTokensWorkload(width=32, layers=1, heads=1, context=16, batch=4, dtype=dtype)
-        torch.manual_seed(2)
-        model = workload.build()
-        torch.nn.init.normal_(model.get_parameter("head.weight"))
-        down = model.get_submodule("blocks.0.down")
-        down.register_forward_hook(lambda layer, given, out: made.append(out.dtype))
-        loss, _ = workload.loss(model, next(iter(workload.batches(SHARE))))
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [parameter.grad for parameter in model.parameters()]
-        assert {None if gradient is None else gradient.dtype for gradient in gradients} == {torch.float32}
-        losses[dtype] = float(loss.detach())
-    assert made == [torch.float32, torch.bfloat16, torch.float32]
-    assert losses["auto"] == losses["float32"] != losses["bf16"]
-    assert losses["bf16"] == pytest.approx(losses["float32"], rel=0.02)
-
-
 def test_only_stretches_begun_after_the_warm_up_are_measured_and_enough_of_them() -> None:
     made = [Contributed(at=at, round=1, steps=1, wall_s=0.4) for at in (10.0, 10.5, 11.0, 11.5)]
     assert [event.at for event in since(made, 10.1)] == [10.5, 11.0, 11.5]
@@ -174,11 +153,6 @@ def test_device_that_is_not_there_is_the_users_to_correct(capsys: pytest.Capture
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "device 'abacus' is not available here; use auto or one of:" in err
-
-
-def test_unknown_precision_is_refused() -> None:
-    with pytest.raises(ConfigError, match="dtype is 'fp8'"):
-        RandomTokensWorkload(dtype="fp8")
 
 
 @pytest.mark.parametrize(

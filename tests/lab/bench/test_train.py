@@ -187,13 +187,6 @@ def test_synchronous_training_takes_the_same_windows_with_more_nodes_of_smaller_
 # -- the swarm in one process --------------------------------------------------------------------------------
 
 
-def test_local_swarm_repeats_itself_and_depends_on_the_seed() -> None:
-    first, again, other = (train_locally(tiny(tokens=2 * ROUND_TOKENS), seed) for seed in (1, 1, 2))
-    assert first == again
-    assert first[-1].val_loss != other[-1].val_loss
-    assert [point.tokens for point in first] == [0, ROUND_TOKENS, 2 * ROUND_TOKENS]
-
-
 def test_local_swarm_counts_payloads_only() -> None:
     bench = tiny(tokens=ROUND_TOKENS, codec="fp32")
     numel = sum(value.numel() for value in TextWorkload(**TINY).build().parameters())  # type: ignore[arg-type]

@@ -67,12 +67,6 @@ def test_explore_that_was_cut_short_says_so(capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["complete"] is False
 
 
-def test_explore_by_random_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["explore", "--members", "7", "--walk", "400", "--seed", "3", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["states"], document["complete"], document["violations"]) == (400, False, [])
-
-
 @pytest.mark.usefixtures("forgetful")
 def test_explore_that_finds_a_fork_ends_with_one_and_shows_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute([*SMALL, "--crashes", "0", "--plans", "1"]) == 1
@@ -92,6 +86,8 @@ def test_explore_that_finds_a_fork_ends_with_one_and_shows_the_steps(capsys: pyt
         ([*SMALL, "--planner", "3"], "--planner 3: must be from 0 to 2"),
         ([*SMALL, "--limit", "0"], "--limit 0: must be 1 or more"),
         ([*SMALL, "--walk", "-1"], "--walk -1: must be 1 or more"),
+        ([*SMALL, "--quorum", "most"], "--quorum most: must be crash or lying"),
+        ([*SMALL, "--liars", "2"], "--liars: schedules are searched beside one liar"),
     ],
 )
 def test_explore_with_wrong_options_says_what_to_write(
@@ -125,21 +121,7 @@ def test_explore_agreement_with_a_liar(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_explore_agreement_with_a_liar_by_random_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert execute(["explore", "--members", "4", "--liars", "1", "--walk", "300", "--json"]) == 0
+    assert execute(["explore", "--members", "4", "--liars", "1", "--walk", "300", "--seed", "3", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     figures = {key: document[key] for key in ("states", "complete", "violations", "liars", "faults")}
     assert figures == {"states": 300, "complete": False, "violations": [], "liars": 1, "faults": "crash"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--quorum", "most"], "--quorum most: must be crash or lying"),
-        (["--liars", "2"], "--liars: schedules are searched beside one liar"),
-    ],
-)
-def test_explore_agreement_with_wrong_liars_says_what_to_write(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert execute([*SMALL, *arguments]) == 2
-    assert told in capsys.readouterr().err

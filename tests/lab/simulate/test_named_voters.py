@@ -14,9 +14,8 @@ from shoal.protocol import amending as amending_module
 from shoal.protocol import chain as chain_module
 from shoal.protocol import leading as leading_module
 from shoal.protocol import round as round_module
-from shoal.protocol.agreement import Agreement
 from shoal.protocol.voting import Voting
-from tests.protocol.seeded import ChangesVotersTooEarly, CountsContributors
+from tests.protocol.seeded import ChangesVotersTooEarly
 
 PLAIN = Scenario(peers=5, rounds=4, seed=2, voters=3)
 
@@ -175,30 +174,6 @@ def test_seeds_have_the_same_faults_with_named_voters_and_changes_of_these() -> 
 def test_seed_of_named_voters_keeps_every_promise(seed: int) -> None:
     outcome = run_scenario(with_named_voters(random_scenario(seed)))
     assert (outcome.violation, outcome.rounds_certified) == ("", 4)
-
-
-def test_seeded_vote_of_a_contributor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_module, "Agreement", CountsContributors)
-    assert run_scenario(PLAIN).violation in ("named voters vote", "no double vote")
-
-
-def test_seeded_chain_that_forgets_who_votes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_module.Chain, "voting", Voting())
-    assert run_scenario(PLAIN).violation in ("named voters vote", "no double vote", "no fork")
-
-
-def test_seeded_quorum_of_two_thirds_of_all_members_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OfMembers(Agreement):
-        def _certified(self, *asked):  # type: ignore[no-untyped-def]
-            named, self.voting = self.voting, Voting(self.voting.faults)
-            try:
-                return super()._certified(*asked)
-            finally:
-                self.voting = named
-
-    monkeypatch.setattr(round_module, "Agreement", OfMembers)
-    outcome = run_scenario(Scenario(peers=8, rounds=4, seed=2, voters=4, lying=True))
-    assert (outcome.violation, outcome.rounds_certified < 4) == ("progress", True)
 
 
 def test_failing_seed_is_told_with_its_voters_and_shrunk_with_them() -> None:

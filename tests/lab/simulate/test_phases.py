@@ -15,10 +15,9 @@ from shoal.protocol import departure as departure_module
 from shoal.protocol.chain import Chain
 from shoal.protocol.departure import Departure, LeaveStep
 from shoal.protocol.facts import Gathering
-from shoal.protocol.going_back import GoingBack
 from shoal.protocol.leading import Lead
 from shoal.protocol.member import Member
-from shoal.protocol.planning import JOINER, TRAINING
+from shoal.protocol.planning import TRAINING
 
 CALM = Scenario(peers=4, rounds=4, seed=3, calm_rounds=3)
 
@@ -151,19 +150,6 @@ def test_seeded_plan_without_one_who_is_there_is_found(monkeypatch: pytest.Monke
     assert run_scenario(CALM).violation == "everyone counts"
 
 
-def test_seeded_newcomer_that_counts_at_once_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.protocol.leading.make_plan", lambda *args, weightless, **more: _counted(*args, **more))
-    monkeypatch.setattr("shoal.protocol.member.JOINER", TRAINING)
-    assert JOINER != TRAINING
-    assert run_scenario(scenario(Fault(kind="join", at_s=3.0))).violation == "newcomers wait"
-
-
-def _counted(*args: Any, **more: Any) -> Any:
-    from shoal.protocol.planning import make_plan
-
-    return make_plan(*args, weightless=(), **more)
-
-
 # -- other terms -------------------------------------------------------------------------------------------------
 
 
@@ -233,17 +219,6 @@ def test_order_of_a_peer_that_is_left_out_for_a_while_is_carried_out_once_it_vot
     chain = [entry.value for entry in first.entries]
     assert [peer.id in value.members for value in chain] == [True, True, False, False, False, True, True]
     assert [value.state_round for value in chain] == [1, 2, 3, 4, 5, 6, 1]
-
-
-def test_seeded_order_that_is_said_only_where_it_was_given_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = GoingBack.advise
-
-    def once(self: GoingBack, machine: Any, now: float) -> Any:
-        first = self.__dict__.setdefault("first", machine.round)
-        return plain(self, machine, now) if machine.round == first or self._asked is None else ()
-
-    monkeypatch.setattr(GoingBack, "advise", once)
-    assert run_scenario(LEFT_OUT).violation == "orders"
 
 
 WITHOUT_THE_STATE = Scenario(
@@ -335,12 +310,6 @@ def test_peer_that_had_no_vote_when_the_authority_went_on_is_a_newcomer(monkeypa
     plain = Chain.recent_members
     monkeypatch.setattr(Chain, "recent_members", lambda chain, rounds: plain(chain, rounds) | chain._members_ever)
     assert run_scenario(rebased).violation == "newcomers wait"
-
-
-def test_seeded_order_that_nobody_follows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GoingBack, "_agrees", lambda *_: False)
-    outcome = run_scenario(scenario(Fault(kind="rollback", peer=1, at_s=9.0, phase="train")))
-    assert outcome.violation == "orders"
 
 
 def test_seeded_rollback_to_another_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,24 +291,6 @@ def test_queue_beyond_its_limit_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 # -- a failing scenario made short -------------------------------------------------------------------------------
 
 
-def test_failing_scenario_is_shrunk_to_what_it_takes() -> None:
-    """Only the crash of one peer matters here, in a swarm of two at least."""
-    asked: list[Scenario] = []
-
-    def fails(scenario: Scenario) -> str:
-        asked.append(scenario)
-        crashes = [fault for fault in scenario.fault if fault.kind == "crash"]
-        return "made up" if crashes and scenario.peers > 1 else ""
-
-    faults = (*random_scenario(3).fault[:2], Fault(kind="crash", peer=4, at_s=9.0, duration_s=8.0, forgets=True))
-    smallest = shrink(Scenario(peers=8, rounds=6, seed=3, loss=0.05, fault=faults), fails)
-    assert (smallest.rounds, smallest.loss, len(smallest.fault)) == (1, 0.0, 1)
-    crash = smallest.fault[0]
-    assert (crash.kind, crash.at_s, crash.duration_s, crash.forgets) == ("crash", 0.0, 1.0, False)
-    assert smallest.peers == 2
-    assert len(asked) < 100
-
-
 def test_shrunk_scenario_still_fails_and_is_printed_as_a_test() -> None:
     components = Components(reduction=LeavesOneOut)
     smallest = shrink(random_scenario(6, rounds=2), partial(violation_of, components=components), trials=12)

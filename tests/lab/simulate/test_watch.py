@@ -11,10 +11,9 @@ from shoal.lab.simulate.judge import LOSS_BORNE_SHARE
 from shoal.lab.simulate.network import IN_FLIGHT_S
 from shoal.lab.simulate.scenario import Fault, Scenario
 from shoal.lab.simulate.simulation import SIMULATED_TICK_S, Simulation, run_scenario
-from shoal.lab.simulate.watch import REMAKE_LIMIT, Hello, Reset, Watch
+from shoal.lab.simulate.watch import REMAKE_LIMIT, Hello, Reset
 from shoal.protocol.lateness import LATE_LIMIT_S
 from shoal.protocol.membership import PROBE_INTERVAL_S, SUSPICION_S, MembershipMachine, State, detection_bound_s
-from shoal.protocol.messages import Message
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, Suspicion
 from shoal.swarm.dialling import DIAL_BACKOFF_LIMIT_S, DIAL_DEFERRAL_S
 from shoal.swarm.links import REST_LIMIT_S
@@ -138,21 +137,6 @@ def test_seeded_peer_that_is_given_up_by_nobody_is_found_where_answers_were_late
     assert simulation.timeline.now == pytest.approx(silent.at_s + simulation._silence_bound_s(late_s=LATE_LIMIT_S))
 
 
-def test_seeded_peer_that_answers_no_pings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the simulator once had it: all that has a message's base class was taken for a word of the round."""
-    plain = Watch.receive
-
-    def receive(watch: Watch, sender: int, message: Any) -> None:
-        if isinstance(message, Message):
-            watch.seen(sender)
-        else:
-            plain(watch, sender, message)
-
-    monkeypatch.setattr(Watch, "receive", receive)
-    found = {run_scenario(msgspec.structs.replace(LOSSY, seed=seed)).violation for seed in (4, 5, 8)}
-    assert "no false eviction" in found
-
-
 # -- links ---------------------------------------------------------------------------------------------------------
 
 
@@ -251,20 +235,3 @@ def test_message_on_a_link_that_is_being_made_waits_for_the_admission() -> None:
     swarm.peers[0].receive = lambda sender, message: heard.append(message)  # type: ignore[method-assign]
     watch._linked(1, Hello(life, 1, answer=True))
     assert heard == [message]
-
-
-class NeverDialsAgain(Watch):
-    """Makes no broken link again, and dials nobody whom it was linked to before."""
-
-    def _greet(self, other: int, *, answer: bool) -> None:
-        if answer or other not in self._linked_at:
-            super()._greet(other, answer=answer)
-
-
-def test_seeded_watch_that_never_dials_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    lasts_s = detection_bound_s(4) + REST_LIMIT_S + SUSPICION_S
-    cut = Fault(kind="partition", at_s=4.0, duration_s=lasts_s, groups=((0, 1), (2, 3)))
-    scenario = Scenario(peers=4, rounds=4, seed=3, fault=(cut,))
-    assert run_scenario(scenario).violation == ""
-    monkeypatch.setattr("shoal.lab.simulate.peer.Watch", NeverDialsAgain)
-    assert run_scenario(scenario).violation in ("progress", "no false eviction")
