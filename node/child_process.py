@@ -35,13 +35,21 @@ LOG_LINE_LIMIT_BYTES = 4096
 RESTART_LIMIT = 3
 """Deaths within RESTART_WINDOW_S after which a child is started again."""
 RESTART_WINDOW_S = 600.0
+"""Of work: a wait for a child that hung is no time in which it did well, however long it is."""
 RESTART_PAUSE_S = 0.5
 
 Report = TypeVar("Report")
 
 
 class ChildDied(Exception):
-    """The child ended, or had to be ended, without being asked to; the text says how."""
+    """The child ended, or had to be ended, without being asked to; the text says how.
+
+    waited_s: how long it was waited for in vain, if it was ended for that.
+    """
+
+    def __init__(self, how: str, *, waited_s: float = 0.0) -> None:
+        super().__init__(how)
+        self.waited_s = waited_s
 
 
 class ChildRaised(Exception):
@@ -284,12 +292,14 @@ class Deaths:
     def __init__(self, what: str) -> None:
         self._what = what
         self._at: deque[float] = deque(maxlen=RESTART_LIMIT)
+        self._waited_s = 0.0
 
-    async def count(self, cause: str) -> str | None:
+    async def count(self, died: ChildDied) -> str | None:
         """Note one more, and return after a pause; or at once, with the reason, where it was one too many."""
-        now = trio.current_time()
+        self._waited_s += died.waited_s
+        now = trio.current_time() - self._waited_s
         if len(self._at) == RESTART_LIMIT and now - self._at[0] < RESTART_WINDOW_S:
-            return f"{self._what} died {RESTART_LIMIT + 1} times within {RESTART_WINDOW_S:g} s; last: {cause}"
+            return f"{self._what} died {RESTART_LIMIT + 1} times within {RESTART_WINDOW_S:g} s of work; last: {died}"
         self._at.append(now)
         await trio.sleep(RESTART_PAUSE_S)
         return None

@@ -62,7 +62,7 @@ from shoal.node.services import Service, UserOrders
 from shoal.node.state.binding import bind
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.chain_waits import ChainWaits
-from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
+from shoal.node.state.checkpoints import CheckpointParts, Checkpoints, entries_beyond
 from shoal.node.state.disk_need import disk_need
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.image_exchange import ImageExchange
@@ -131,10 +131,12 @@ class Node:
         self.outcome, self._over = Outcome.DONE, trio.Event()
         # -- who this is, and what it has
         identity = Identity.load_or_create(folder / "node.key")
+        chain, outer = stored_chain(store, manifest), OuterSettings.of(manifest)
+        if config.forget_promises:
+            store.forget_promises(chain.head)
         self.key_use = KeyUse(folder, identity.peer_id, store.durable_records(), take_over=config.take_over)
         boot = store.next_boot(above=self.key_use.other_boot)
         self.key_use.started(boot)
-        chain, outer = stored_chain(store, manifest), OuterSettings.of(manifest)
         cache = StateCache(folder, manifest.round.chunk_values, kinds=outer.kinds)
         round_log, holds = RoundLog(log), Holds(config.holds, log)
         # -- who is there, and what moves between them
@@ -600,13 +602,29 @@ def _checkpoints(
 
 
 def stored_chain(store: Store, manifest: Manifest) -> Chain:
-    """The chain as far as this node had it. Raises StorageError if what is on disk does not hold."""
+    """The chain as far as this node had it. Raises StorageError if what is on disk does not hold.
+
+    What chain.log lost, and the newest checkpoint here has, or what holds behind the damage, is put into it again: a
+    node that is alone has nobody who gives it that.
+    """
     chain = Chain(genesis(manifest.swarm_id, manifest.swarm.founders), manifest.swarm.authority, manifest=manifest)
     try:
         for entry in store.certificates():
             chain.extend(entry, trusted=True)
     except RemoteError as error:
         raise StorageError(f"{store.folder}/chain.log does not hold ({error}); remove it to fetch it anew") from None
+    known = chain.head.hash
+    try:
+        for entry in (*entries_beyond(store.folder, chain.head), *store.certificates_behind_damage()):
+            if entry.value not in chain:
+                chain.extend(entry, trusted=True)
+    except RemoteError as error:
+        logger.warning("%s: no more than the first %d entries are here: %s", store.folder, chain.height, error)
+    if chain.head.hash != known:
+        store.replace_chain(chain.entries)
+        logger.warning(
+            "%s/chain.log had lost entries that are here: it ends with round %d", store.folder, chain.head.round
+        )
     return chain
 
 
@@ -639,8 +657,6 @@ async def run_node(
         store.check_room()
         bind(store.folder, config.manifest)
         config = replace(config, name=kept_name(store.folder, config.name))
-        if config.forget_promises:
-            store.forget_promises()
         log = EventLog(store.folder / LOG_NAME)
         try:
             return await Node(config, store, log, on_progress or (lambda _: None), early).run()

@@ -50,7 +50,16 @@ import torch
 from shoal.node.loops.loop_client import Anchor, AnchorHere, LoopClient, Order
 from shoal.node.loops.loop_daemon import LOG_NAME, LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
-from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating, mean_of, number_of
+from shoal.node.loops.loop_steps import (
+    OptimizerSteps,
+    Tally,
+    bare,
+    check_trainable,
+    evaluating,
+    mean_of,
+    number_of,
+    tokens_of_told,
+)
 from shoal.node.loops.rank_group import (
     Alone,
     Leader,
@@ -67,7 +76,6 @@ from shoal.node.options import DEFAULT_DATA_DIR
 from shoal.node.outcome import HELD_OUT_LOSS, NOT_FINITE, TRAINING_LOSS
 from shoal.node.own_frames import print_without_shoal
 from shoal.node.pipe import Pause, Resume, Stop
-from shoal.node.single_number import single_number
 from shoal.node.text import count, duration, who_contributed
 from shoal.node.training.accounts import Accounts, Flat
 from shoal.node.training.flat_parameters import FlatParameters
@@ -397,11 +405,8 @@ class Swarm:
 
         Raises FloatingPointError if the parameters are no longer finite; such are never contributed.
         """
-        if single_number(tokens) is None:
-            raise ConfigError(f"step(tokens={tokens!r}): give the number of tokens or samples of the step")
+        counted = tokens_of_told(tokens)
         made, self._stepped = self._steps.made(), True
-        if tokens < 0:
-            raise ValueError(f"{tokens} tokens")
         if self._client is None:
             return False
         self._vain_calls = 0 if made else self._vain_calls + 1
@@ -409,7 +414,7 @@ class Swarm:
             self._warn(VAIN, self._vain_calls)
         self._watch.called(waits=True)
         self._tally.trained()
-        with self._ranks.call("step", self._proceed, made=made, tokens=int(tokens) if made else 0) as of_all:
+        with self._ranks.call("step", self._proceed, made=made, tokens=counted if made else 0) as of_all:
             if made:
                 self._count(made, of_all, loss)
             self._obey()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shoal.protocol.records import STEP_TOKENS_LIMIT
+
 
 def single_number(found: object) -> float | None:
     """The number, also that in a tensor or an array of one value; None for anything else, a text of digits too."""
@@ -11,3 +13,9 @@ def single_number(found: object) -> float | None:
         return float(found)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: of a tensor of several values
         return None
+
+
+def tokens_of_step(found: object) -> int | None:
+    """The number of tokens or samples that a step was made on; None for what is no such number."""
+    number = single_number(found)
+    return int(number) if number is not None and 0 <= number < STEP_TOKENS_LIMIT else None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from shoal.node.named_code import import_class, made
-from shoal.node.single_number import single_number
+from shoal.node.single_number import single_number, tokens_of_step
 from shoal.node.training.trainer_messages import Assignment, Scalar
 from shoal.protocol.errors import ConfigError, did_you_mean
 
@@ -143,8 +143,11 @@ def loss_of(workload: Workload, model: torch.nn.Module, batch: Any) -> tuple[tor
     """Return the mean loss of a batch, and what it weighs. Raises ConfigError where `loss` returns something else."""
     found: object = workload.loss(model, batch)
     if isinstance(found, tuple) and len(found) == 2 and getattr(found[0], "numel", int)() == 1:
-        return found[0], int(found[1])
-    parts = [type(part).__name__ for part in (found if isinstance(found, tuple) else (found,))]
+        tokens = tokens_of_step(found[1])
+        if tokens is not None:
+            return found[0], tokens
+    parts = found if isinstance(found, tuple) else (found,)
+    parts = tuple(str(part) if isinstance(part, int | float) else type(part).__name__ for part in parts)
     raise ConfigError(
         f"{type(workload).__name__}.loss() returned {' and '.join(parts)}; correct it, to return the mean loss, a "
         "tensor of one value, and how many tokens or samples it weighs"

@@ -260,8 +260,11 @@ class ExternalTrainer(Trainer):
         return None
 
     async def _live_with(self, connection: LoopConnection, memory: int, task_status: trio.TaskStatus[None]) -> None:
-        """Serve a loop from the answer to the end, and tell the daemon of both."""
-        cause = ""
+        """Serve a loop from the answer to the end, and tell the daemon of both.
+
+        To one that broke the protocol nobody says that the node ends: it tells its user to look at the log.
+        """
+        cause, in_order = "", True
         try:
             await connection.answer(Accepted(peer_id=self._peer_id, waits_s=self._patience_s), memory)
             await self._prepare(connection, memory)
@@ -276,10 +279,12 @@ class ExternalTrainer(Trainer):
             cause = ending.failed.summary
         except LocalError as error:
             cause = f"the training loop (process {connection.pid}) broke the protocol: {error}"
+            in_order = False
         finally:
             self._child = None
-            await connection.part()
-        logger.info("%s", cause)
+            if in_order:
+                await connection.part()
+        logger.log(logging.INFO if in_order else logging.WARNING, "%s", cause)
         if self._announced:
             self._tell(Detached(cause=cause, round=None))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shoal.node.single_number import single_number
+from shoal.node.single_number import single_number, tokens_of_step
 from shoal.protocol.errors import ConfigError
 
 
@@ -86,6 +86,14 @@ def number_of(found: object) -> float:
     if number is not None:
         return number
     raise ConfigError(f"evaluate= returned {type(found).__name__}, not a number; have it return the held-out loss")
+
+
+def tokens_of_told(told: object) -> int:
+    """The tokens or samples that `step` was told of. Raises ConfigError for what can be no number of these."""
+    tokens = tokens_of_step(told)
+    if tokens is not None:
+        return tokens
+    raise ConfigError(f"step(tokens={told!r}): give the number of tokens or samples of the step")
 
 
 def mean_of(total: float, count: int) -> float:

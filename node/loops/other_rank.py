@@ -9,7 +9,15 @@ from typing import Self
 
 import torch
 
-from shoal.node.loops.loop_steps import OptimizerSteps, Tally, bare, check_trainable, evaluating, number_of
+from shoal.node.loops.loop_steps import (
+    OptimizerSteps,
+    Tally,
+    bare,
+    check_trainable,
+    evaluating,
+    number_of,
+    tokens_of_told,
+)
 from shoal.node.loops.rank_group import (
     Build,
     Call,
@@ -85,14 +93,13 @@ class OtherRank:
 
     def step(self, *, tokens: int, loss: torch.Tensor | float | None = None) -> bool:
         """Say that an optimizer step was made, on so many tokens of this rank's own; see `own_loop.Swarm`."""
-        if tokens < 0:
-            raise ValueError(f"{tokens} tokens")
+        counted = tokens_of_told(tokens)
         made = self._steps.made()
         if not self.active:
             return False
         if made:
-            self._tally.add(made, int(tokens), loss)
-        self._take_part("step", made=made, tokens=int(tokens) if made else 0)
+            self._tally.add(made, counted, loss)
+        self._take_part("step", made=made, tokens=counted if made else 0)
         return self.active
 
     @contextmanager

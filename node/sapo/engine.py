@@ -279,7 +279,7 @@ class RolloutEngine:
                 raise _failure(ending.failed, ready=self.machine is not None)
             logger.warning("the agent died: %s", ending)
             self._p.events.write(events.AgentDied(cause=str(ending)))
-            too_many = await deaths.count(str(ending))
+            too_many = await deaths.count(ending)
             if too_many is not None:
                 raise WorkloadError(too_many, "")
 
@@ -312,7 +312,7 @@ class RolloutEngine:
             if self._rests or self.finished:
                 self._silent_since = trio.current_time()
             elif self._silent_since == since:
-                raise ChildDied(f"it hung: nothing for {STALL_DEADLINE_S:g} s")
+                raise ChildDied(f"it hung: nothing for {STALL_DEADLINE_S:g} s", waited_s=STALL_DEADLINE_S)
 
     def _begin(self) -> Begin:
         config, manifest, section = self._p.config, self._p.config.manifest, self._p.section

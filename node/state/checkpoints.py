@@ -31,14 +31,22 @@ from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state.state_files import write_state
 from shoal.node.state.states import StateCache
-from shoal.node.state.store import disk_errors, frame_record, sync_folder, write_atomically
+from shoal.node.state.store import (
+    disk_errors,
+    frame_record,
+    make_folder,
+    read_records,
+    sync_folder,
+    write_atomically,
+)
 from shoal.node.training.trainer_messages import Layout
-from shoal.protocol.chain import Chain
+from shoal.protocol.chain import Chain, Position
 from shoal.protocol.errors import ConfigError, StorageError
 from shoal.protocol.manifest import Manifest, render_manifest
-from shoal.protocol.messages import Entry
+from shoal.protocol.messages import Entry, Term, Value
 from shoal.protocol.wire import canonical
 
+FOLDER = "checkpoints"
 STATE, CHAIN, MANIFEST, LAYOUT = "state.safetensors", "chain", "swarm.toml", "layout.json"
 PARTIAL = ".partial"
 LAYOUT_LIMIT_BYTES = 64 << 20
@@ -71,7 +79,7 @@ class Checkpoints:
         self._p = parts
         self._every = every
         self._keep = keep
-        self._folder = parts.folder / "checkpoints"
+        self._folder = parts.folder / FOLDER
         self._layout: Layout | None = None
         self._due: _Due | None = None
         self._changed = trio.Event()
@@ -163,7 +171,7 @@ def write_checkpoint(folder: Path, content: CheckpointContent, *, keep: int) -> 
     partial = folder / (content.name + PARTIAL)
     try:
         with disk_errors(target):
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             _remove(partial)
             if not target.exists():
                 partial.mkdir()
@@ -220,13 +228,33 @@ def tidy(folder: Path) -> None:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """The complete checkpoints in `folder`, newest first."""
+    return [path for _, path in _by_position(folder)]
+
+
+def _by_position(folder: Path) -> list[tuple[Position, Path]]:
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         with contextlib.suppress(ValueError):  # something else
             term, round = path.name.split("-")
             rebases, rollbacks = term.split(".")
-            found.append(((int(rebases), int(rollbacks), int(round)), path))
-    return [path for _, path in sorted(found, reverse=True)]
+            found.append(((Term(int(rebases), int(rollbacks)), int(round)), path))
+    return sorted(found, reverse=True)
+
+
+def entries_beyond(data_dir: Path, head: Value) -> list[Entry]:
+    """The entries, not yet checked, of the newest checkpoint in a data folder; none where `head` is no older.
+
+    What of them does not hold is told and left out, with all that follows.
+    """
+    entries: list[Entry] = []
+    for position, path in _by_position(data_dir / FOLDER)[:1]:
+        if position > (head.term, head.round):
+            try:
+                for record in read_records(path / CHAIN)[0]:
+                    entries.append(msgspec.msgpack.decode(record, type=Entry))
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                logger.warning("%s does not hold after %d entries: %s", path / CHAIN, len(entries), error)
+    return entries
 
 
 def read_layout(path: Path) -> Layout:

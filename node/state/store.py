@@ -51,6 +51,7 @@ import logging
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -87,6 +88,8 @@ HOLE_MIN_BYTES = 16
 AGREEMENT_LOG_LIMIT_BYTES = 1 << 20
 """Past this size the agreement log is rewritten with what still binds."""
 FIRST: Position = (Term(), 1)
+BOOT_DIGITS = 12
+"""Of the counter of starts, at most."""
 ABSTAINS = (
     "promises may be lost, so this node signs nothing until the others have certified the round under way; where they "
     "cannot without it, start it once with --forget-promises"
@@ -571,13 +574,12 @@ class Store:
             return [_mark(ABSTAIN, position)]
         return [record for record in self.durable_records() if _position(record) == position]
 
-    def forget_promises(self) -> None:
+    def forget_promises(self, head: Value) -> None:
         """Sign again where promises may be lost, as the user decided; those that are known still bind.
 
-        Raises StorageError.
+        head: of the chain. Raises StorageError.
         """
-        entries = self._chain.recovered
-        due = next_position(_entry(entries[-1]).value) if entries else FIRST
+        due = next_position(head)
         self._bound = [r for r in self._bound if r.kind not in (PASSED, ABSTAIN) and _position(r) == due]
         self._agreement.rewrite([canonical(record) for record in self._bound])
         self._floor = due
@@ -603,13 +605,17 @@ class Store:
             )
 
     def next_boot(self, *, above: int = 0) -> int:
-        """Count this start, durably, and return its number, which is greater than `above`."""
+        """Count this start, durably, and return its number, which is greater than `above`.
+
+        A counter that is damaged goes on from the seconds since 1970: nobody was started as often.
+        """
         path = self.folder / "boot"
-        try:
-            with disk_errors(self.folder):
-                number = max(int(path.read_text()) if path.exists() else 0, above) + 1
-        except ValueError:
-            raise StorageError(f"{path} is damaged; write a larger number than any before into it") from None
+        with disk_errors(self.folder):
+            counted = path.read_bytes().strip() if path.exists() else b"0"
+        if not (counted.isdigit() and len(counted) <= BOOT_DIGITS):
+            counted = b"%d" % time.time()
+            self._say(f"{path} is damaged: this node's starts are counted on from {int(counted)}, more than there were")
+        number = max(int(counted), above) + 1
         write_atomically(path, f"{number}\n".encode())
         return number
 
@@ -633,8 +639,15 @@ class Store:
 
     def certificates(self) -> list[Entry]:
         """The chain as far as this node had it."""
+        return self._entries(self._chain.recovered)
+
+    def certificates_behind_damage(self) -> list[Entry]:
+        """Entries that hold behind the damage that was found in the log at this start: they lack those between."""
+        return self._entries(self._chain.later)
+
+    def _entries(self, payloads: Iterable[bytes]) -> list[Entry]:
         try:
-            return [_entry(payload) for payload in self._chain.recovered]
+            return [_entry(payload) for payload in payloads]
         except (msgspec.DecodeError, UnicodeDecodeError, RemoteError) as error:
             raise StorageError(
                 f"{self.folder / 'chain.log'} is damaged ({error}); remove it to fetch it anew"

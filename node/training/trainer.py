@@ -202,6 +202,7 @@ class Trainer:
         self._midway: Restore | None = None  # a newer one, as long as no contribution holds what is in it
         self._owes_initial = False  # S(0) is ordered, and not written
         self._paused = False
+        self._training: Train | None = None  # the newest order
         self._contributions = 0
         self._snapshots_under_way: set[tuple[str, int]] = set()
         """By path and round; without those ordered before the swarm went back, which nobody is to be given."""
@@ -245,7 +246,7 @@ class Trainer:
                     return
                 cause = str(ending)
                 logger.warning("the trainer died: %s", cause)
-                too_many = await deaths.count(cause)
+                too_many = await deaths.count(ending)
                 if too_many is not None:
                     self._fail(Failed(summary=too_many[:SUMMARY_LIMIT_CHARS], traceback=""))
                     return
@@ -269,6 +270,8 @@ class Trainer:
             self._paused = isinstance(command, Pause)
         elif isinstance(command, WriteInitial):
             self._owes_initial = True
+        elif isinstance(command, Train):
+            self._training = command
         if self._child is None:
             return
         if isinstance(command, Snapshot):
@@ -389,7 +392,7 @@ class Trainer:
             self._unanswered.clear()
             self._waiting.clear()
             await self._start(child, memory, given)
-            restored = None if self._anchored is None else await self._restore(child, self._anchored.order)
+            restored = await self._restore(child)
             loaded, paused = None, False
             while True:  # any of it may change while it is sent
                 if self._anchored is not None and loaded is not self._anchored:
@@ -408,7 +411,7 @@ class Trainer:
                 else:
                     break
         if scope.cancelled_caught:
-            raise ChildDied(f"not ready {START_DEADLINE_S:g} s after its start")
+            raise ChildDied(f"not ready {START_DEADLINE_S:g} s after its start", waited_s=START_DEADLINE_S)
 
     async def _take_up(self, child: Connection[Report], cause: str | None, task_status: trio.TaskStatus[None]) -> None:
         """Send orders to this child from here on; the first is what the one before it did not do."""
@@ -455,19 +458,20 @@ class Trainer:
             self.layout = started.layout
             self.contribution, self._sized = shared_tensors.create(memory, started.layout.numel), True
 
-    async def _restore(self, child: Connection[Report], anchored: Apply) -> Restore | None:
+    async def _restore(self, child: Connection[Report]) -> Restore | None:
         """Give the child the newest snapshot that it takes, and return it; it is dropped if it is abandoned meanwhile.
 
         One amid a round is good for any anchor after it; of another all is, unless it was given for its moments alone,
         if it is of the anchored round or of the one under way: then it was ordered when its contribution had been
-        taken.
+        taken. Before there is an anchor it is what the daemon had restored, for the anchor to come.
         """
         if (kept := self._midway) is not None and await self._restore_from(child, kept):
             return kept
         self._midway = None
         if (kept := self._newest) is not None:
-            exact = kept.exact and kept.round in (anchored.round, anchored.round + 1)
-            spent = self._contributed_round > kept.round
+            anchored = kept.round if self._anchored is None else self._anchored.order.round
+            exact = kept.exact and kept.round in (anchored, anchored + 1)
+            spent = kept.spent or self._contributed_round > kept.round
             order = Restore(path=kept.path, round=kept.round, exact=exact, spent=spent)
             if await self._restore_from(child, order):
                 return kept
@@ -503,6 +507,7 @@ class Trainer:
         if isinstance(report, Started | Attached | Failed):
             raise LocalError(f"the trainer sent {type(report).__name__} out of turn")
         if isinstance(report, Contribution):
+            self._check(report)
             self._contributions, self._contributed_round = report.number, report.round
             self._midway = None
         elif isinstance(report, Snapshotted):
@@ -520,6 +525,13 @@ class Trainer:
             self._stands_on = self._unanswered.popleft()
         self._tell(report)
 
+    def _check(self, made: Contribution) -> None:
+        """Raise LocalError for a contribution that was not ordered so: it would be counted as what it is not."""
+        if made.number <= self._contributions:
+            raise LocalError(f"contribution {made.number} came after contribution {self._contributions}")
+        if self._training is not None and made.order == self._training.order and made.round != self._training.round:
+            raise LocalError(f"a contribution to round {made.round} came for one to round {self._training.round}")
+
     async def _next_report(self, child: Connection[Report]) -> Report:
         """Wait for a report. Raises `ChildDied` on a child that does not answer a `Ping` either."""
         with trio.move_on_after(PING_PERIOD_S):
@@ -528,7 +540,10 @@ class Trainer:
         deadline_s = INITIAL_DEADLINE_S if self._owes_initial else STALL_DEADLINE_S
         with trio.move_on_after(deadline_s):
             return await child.receive()
-        raise ChildDied(f"hung: no answer for {deadline_s:g} s")
+        waited_s = PING_PERIOD_S + deadline_s
+        raise ChildDied(
+            f"hung: no answer for {deadline_s:g} s, and a step or an evaluation must take less", waited_s=waited_s
+        )
 
     def _fail(self, failed: Failed) -> None:
         """Tell the daemon that training is over: by an event, or where none is awaited yet, by raising."""

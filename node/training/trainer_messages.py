@@ -44,6 +44,8 @@ from msgspec import Meta
 from shoal.node.pipe import Failed, Message, Pause, Resume, Stop, decode_frame
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import InnerSection, Manifest
+from shoal.protocol.records import Rate
+from shoal.protocol.wire import CounterField
 
 PARAMETERS_LIMIT = 100_000  # named parameters of a model
 SNAPSHOT_BASE = "base"
@@ -56,6 +58,8 @@ SAMPLE_LIMIT_CHARS = 120
 """Of what a model says after one of them."""
 
 Scalar = bool | int | float | str
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+"""As a trainer tells of them. It may be anybody's loop: what it says goes into signed messages and counts."""
 
 
 class InnerSettings(InnerSection, frozen=True, kw_only=True):
@@ -322,10 +326,10 @@ class Initial(Message, frozen=True, kw_only=True):
 class Progress(Message, frozen=True, kw_only=True):
     """Step `step` of the running stretch is done, at mean `loss` so far; about one a second."""
 
-    round: int
-    step: int
+    round: CounterField
+    step: CounterField
     loss: float
-    tokens_per_s: float
+    tokens_per_s: Rate
 
 
 class Contribution(Message, frozen=True, kw_only=True):
@@ -336,26 +340,26 @@ class Contribution(Message, frozen=True, kw_only=True):
     the anchor: neither evaluating nor paused.
     """
 
-    number: int
-    round: int
-    tokens: int
-    steps: int
+    number: CounterField
+    round: CounterField
+    tokens: CounterField
+    steps: CounterField
     loss: float
-    seconds: float
-    tokens_per_s: float
-    order: int = 0
-    wall_s: float = 0.0
-    blocked_s: float = 0.0
+    seconds: Seconds
+    tokens_per_s: Rate
+    order: CounterField = 0
+    wall_s: Seconds = 0.0
+    blocked_s: Seconds = 0.0
 
 
 class Trained(Message, frozen=True, kw_only=True):
     """A stretch without a contribution is done; its progress lives in the replica."""
 
-    round: int
-    steps: int
+    round: CounterField
+    steps: CounterField
     loss: float
-    seconds: float
-    tokens_per_s: float
+    seconds: Seconds
+    tokens_per_s: Rate
 
 
 class Applied(Message, frozen=True, kw_only=True):

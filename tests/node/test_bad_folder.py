@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -15,14 +16,16 @@ from shoal.node.node import stored_chain
 from shoal.node.rounds.order_file import OrderFiles
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.state_files import read_state
-from shoal.node.state.store import Store
+from shoal.node.state.store import Store, frame_record, write_atomically
 from shoal.protocol.errors import StorageError
 from shoal.protocol.manifest import render_manifest
 from shoal.protocol.messages import Entry, Target
-from tests.node.checkpoint_lab import manifest_of, new_ledger
+from shoal.protocol.terms import make_rebase
+from shoal.protocol.wire import canonical
+from tests.node.checkpoint_lab import CheckpointLedger, manifest_of, new_ledger
 from tests.node.donors import World
 from tests.node.lab import assert_one_line, shoal
-from tests.node.ledger import OUTER, Ledger, forged
+from tests.node.ledger import AUTHORITY, OUTER, Ledger, forged
 from tests.small_disk import small_disk
 
 # -- the chain -----------------------------------------------------------------------------------------------
@@ -67,6 +70,78 @@ def test_chain_that_does_not_hold_is_named(tmp_path: Path, spoil: Spoil, why: st
     assert (store.folder / "chain.log").read_bytes() == chain
 
 
+def damaged(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_entries_that_the_chain_lost_are_taken_from_the_newest_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: bool
+) -> None:
+    """Where the log was cut short within the second, or only that is damaged and others hold behind it."""
+    ledger = new_ledger(rounds=4)
+    data = chain_log(tmp_path, ledger, list)
+    ends = [len(chain_log(tmp_path / str(n), ledger, lambda entries, n=n: entries[:n])) for n in (1, 2)]  # type: ignore[misc]
+    path = tmp_path / "data" / "chain.log"
+    ledger.checkpoint(path.parent, 2)
+    path.write_bytes(data[: ends[1] - 9] if cut else damaged(data, ends[1] - 9))
+    expected = ledger.chain.after(0, 2 if cut else 4)
+    for _ in range(2):
+        with Store(path.parent) as store:
+            assert stored_chain(store, manifest_of()).entries == expected
+        assert caplog.text.count("chain.log had lost") == 1
+
+
+def test_checkpoint_that_does_not_fit_the_chain_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger, path = new_ledger(), tmp_path / "data" / "chain.log"
+    chain = chain_log(tmp_path, ledger, lambda entries: entries[:1])
+    checkpoint = ledger.checkpoint(path.parent, 3) / "chain"
+    path.write_bytes(chain)
+    whole = checkpoint.read_bytes()
+    first = len(b"".join(framed(ledger.chain.after(0, 1))))
+    forged_chain = b"".join(framed(with_a_forged_one(list(ledger.chain.entries))))
+    another = b"".join(framed(of_another_swarm([])))
+    for spoilt in (forged_chain, another, b"", damaged(whole, first + 40), frame_record(b"none")):
+        checkpoint.write_bytes(spoilt)
+        with Store(path.parent) as store:
+            assert stored_chain(store, manifest_of()).entries == ledger.chain.after(0, 1)
+        assert path.read_bytes() == chain
+    checkpoint.write_bytes(whole)
+    with Store(path.parent) as store:
+        assert stored_chain(store, manifest_of()).entries == ledger.chain.entries
+
+
+def test_rebase_that_the_chain_lost_is_taken_from_the_newest_checkpoint_though_fewer_entries_are_left(
+    tmp_path: Path,
+) -> None:
+    manifest = msgspec.structs.replace(
+        manifest_of(), swarm=msgspec.structs.replace(manifest_of().swarm, authority=AUTHORITY.peer_id)
+    )
+    ledger = CheckpointLedger(manifest=manifest)
+    ledger.certify(3)
+    path = tmp_path / "data" / "chain.log"
+    path.parent.mkdir()
+    path.write_bytes(chain_log(tmp_path, ledger, list))
+    first = ledger.chain.after(0, 1)[0]
+    entries = (first, make_rebase(AUTHORITY, first.value, ledger.peers))
+    write_atomically(made(path.parent / "checkpoints" / "1.0-2") / "chain", *framed(entries))
+    with Store(path.parent) as store:
+        assert stored_chain(store, manifest).entries == entries
+    with Store(path.parent) as store:
+        assert tuple(store.certificates()) == entries
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def framed(entries: Iterable[Entry]) -> Iterator[bytes]:
+    return (frame_record(canonical(entry)) for entry in entries)
+
+
 def test_node_does_not_start_on_a_forged_chain_and_leaves_all_as_it_is(tmp_path: Path) -> None:
     manifest, folder = tmp_path / "swarm.toml", tmp_path / "data"
     manifest.write_text(render_manifest(manifest_of()))
@@ -82,6 +157,7 @@ def test_node_does_not_start_on_a_forged_chain_and_leaves_all_as_it_is(tmp_path:
 
 def chain_log(folder: Path, ledger: Ledger, spoil: Spoil) -> bytes:
     """The log of a node that appended these entries, in a folder of its own."""
+    (folder / "spoilt").mkdir(parents=True)
     with Store(folder / "spoilt") as store:
         for entry in spoil(list(ledger.chain.after(0, 9))):
             store.append_certificate(entry)

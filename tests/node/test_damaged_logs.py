@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.node.lab import Node, Swarm, shoal
+from tests.node.lab import Node, Swarm, eventually, shoal
 
 HEAD_BYTES = 48
 
@@ -45,3 +45,21 @@ def test_a_node_alone_whose_promises_are_lost_waits_for_its_user(tmp_path: Path)
         node.start("--forget-promises", "--rounds", "4")
         assert node.certified(3)["contributors"] == 1
         assert node.wait_exit() == 0
+
+
+def test_a_node_alone_whose_chain_lost_its_half_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    with Swarm(tmp_path, nodes=1) as swarm:
+        (node,) = swarm.nodes
+        node.start("--checkpoint-every", "1", holds=["4:train"])
+        node.hold("4:train")
+        eventually(lambda: (node.folder / "checkpoints" / "0.0-3" / "chain").exists(), "the checkpoint is made")
+        digest = node.certified(3)["digest"]
+        node.kill()
+        chain = node.folder / "chain.log"
+        chain.write_bytes(chain.read_bytes()[: chain.stat().st_size // 2])
+        node.start("--rounds", "4")
+        assert node.wait_exit() == 0
+        assert [event["round"] for event in node.events("certified")] == [4]
+        assert "chain.log had lost entries that are here: it ends with round 3" in node.log
+        digests = {event["digest"] for event in node.all_events() if event.get("round") == 3 and "digest" in event}
+        assert digests == {digest}

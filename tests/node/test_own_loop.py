@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer import Restarted
 from shoal.node.training.trainer_messages import (
     Applied,
+    Contribution,
     Evaluate,
     Evaluated,
     Layout,
@@ -904,13 +906,40 @@ def test_work_without_weight_is_told_of_again_while_its_round_is_waited_for(
     with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
         learn(model, optimizer, 0)
         asked.clear()
-        for words in ("64", None, [64]):
+        for words in ("64", None, [64], -1, math.nan, math.inf, 10**12):
             with pytest.raises(ConfigError, match="give the number of tokens or samples of the step"):
                 swarm.step(tokens=words)  # type: ignore[arg-type]
         assert not swarm.step(tokens=0)
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert set(warned) == {weighs_nothing(steps=1)}
     assert len(warned) == times if times == 1 else len(warned) >= times
+
+
+def test_loop_that_breaks_the_protocol_loses_its_own_part_alone_and_its_user_is_sent_to_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A negative weight would be signed, and refused by all others."""
+    model, optimizer = made()
+    causes = []
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=2)
+        causes.append((await end.expect(Restarted)).cause)
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        assert swarm._client is not None
+        swarm._client.send(
+            Contribution(number=1, order=1, round=1, tokens=-1, steps=2, loss=0.0, seconds=1.0, tokens_per_s=1.0)
+        )
+        while swarm.active:
+            swarm.step(tokens=8)
+        assert not swarm.over
+    told = f"the training loop (process {os.getpid()}) broke the protocol: not a report: Expected `int` >= 0 - "
+    assert [cause[: len(told)] for cause in causes] == [told]
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert causes[0] in warned
+    assert any(line.startswith("the node is gone (see daemon.log); training goes on locally") for line in warned)
 
 
 def test_work_that_has_weight_again_is_told_of_no_more(

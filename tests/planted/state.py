@@ -12,6 +12,49 @@ STATE: tuple[Bug, ...] = (
         "if False:",
     ),
     bug(
+        "a power cut takes the first checkpoint away",
+        "tests/node/state/test_checkpoints.py::test_the_first_checkpoint_is_there_after_a_power_cut",
+        """
+        make_folder(folder)
+        _remove(partial)
+        """,
+        """
+        folder.mkdir(exist_ok=True)
+        _remove(partial)
+        """,
+    ),
+    bug(
+        "a damaged count of starts begins anew",
+        "tests/node/state/test_store.py::test_damaged_boot_counter_goes_on_beyond_all_that_there_were",
+        'counted = b"%d" % time.time()',
+        'counted = b"0"',
+    ),
+    bug(
+        "what chain.log lost is not looked for in the node's own checkpoint",
+        "tests/node/test_bad_folder.py::test_entries_that_the_chain_lost_are_taken_from_the_newest_checkpoint",
+        "if position > (head.term, head.round):",
+        "if position > (head.term, head.round + (1 << 20)):",
+    ),
+    bug(
+        "a rebase that is taken from the checkpoint is not on disk where it leaves fewer entries",
+        "tests/node/test_bad_folder.py"
+        "::test_rebase_that_the_chain_lost_is_taken_from_the_newest_checkpoint_though_fewer_entries_are_left",
+        "if chain.head.hash != known:",
+        "if chain.height > 3:",
+    ),
+    bug(
+        "entries that hold behind the damage of chain.log are dropped",
+        "tests/node/test_bad_folder.py::test_entries_that_the_chain_lost_are_taken_from_the_newest_checkpoint",
+        "(*entries_beyond(store.folder, chain.head), *store.certificates_behind_damage())",
+        "(*entries_beyond(store.folder, chain.head),)",
+    ),
+    bug(
+        "what a node takes back from its checkpoint is not on disk",
+        "tests/node/test_bad_folder.py::test_entries_that_the_chain_lost_are_taken_from_the_newest_checkpoint",
+        "store.replace_chain(chain.entries)",
+        "pass",
+    ),
+    bug(
         "a damaged file of forks is read as one without any",
         "tests/protocol/test_fork_watch.py::test_certificate_for_a_decided_round_stops_the_node_and_is_kept_and_passed_on",
         'raise RemoteError("its bytes are not those that were written")',

@@ -526,6 +526,52 @@ TRAINING: tuple[Bug, ...] = (
         "            loaded, paused, restored = None, False, self._midway or self._newest\n",
     ),
     bug(
+        "a trainer that dies between what it took over and its first anchor loses that",
+        "tests/node/training/test_trainer.py"
+        "::test_work_amid_a_round_counts_once_where_the_trainer_dies_between_taking_it_over_and_its_first_anchor",
+        "restored = await self._restore(child)",
+        "restored = None if self._anchored is None else await self._restore(child)",
+    ),
+    bug(
+        "what may have been counted is taken up again by the trainer after the next",
+        "tests/node/training/test_trainer.py"
+        "::test_what_a_trainer_took_over_before_its_first_anchor_the_next_takes_over",
+        "spent = kept.spent or self._contributed_round > kept.round",
+        "spent = self._contributed_round > kept.round",
+    ),
+    bug(
+        "a trainer that hangs is started again for ever",
+        "tests/node/training/test_trainer.py::test_trainer_that_hangs_again_and_again_is_given_up",
+        "self._waited_s += died.waited_s",
+        "self._waited_s += 0.0",
+    ),
+    bug(
+        "a contribution to another round than was ordered counts",
+        "tests/node/training/test_trainer.py"
+        "::test_contribution_to_another_round_than_was_ordered_ends_the_trainer_alone",
+        "made.order == self._training.order and made.round != self._training.round:",
+        "made.order != self._training.order and made.round != self._training.round:",
+    ),
+    bug(
+        "a trainer may say that it worked on fewer tokens than none",
+        "tests/node/test_own_loop.py"
+        "::test_loop_that_breaks_the_protocol_loses_its_own_part_alone_and_its_user_is_sent_to_the_log",
+        """
+    tokens: CounterField
+    steps: CounterField
+        """,
+        """
+    tokens: int
+    steps: CounterField
+        """,
+    ),
+    bug(
+        "a step may be on fewer tokens than none, or on infinitely many",
+        "tests/node/training/test_inner_loop.py::test_loss_that_returns_something_else_is_told_what_to_return",
+        "number is not None and 0 <= number < STEP_TOKENS_LIMIT",
+        "number is not None",
+    ),
+    bug(
         "a trainer whose first anchor is of another history adds to it what it restored",
         "tests/node/training/test_inner_state.py"
         "::test_nothing_that_was_restored_is_left_on_an_anchor_of_another_history",
@@ -543,8 +589,8 @@ TRAINING: tuple[Bug, ...] = (
         "a snapshot of another history is taken up whole after a death",
         "tests/node/training/test_trainer.py"
         "::test_what_a_restart_gave_for_its_moments_alone_is_so_given_to_the_next_trainer",
-        "exact = kept.exact and kept.round in (anchored.round, anchored.round + 1)",
-        "exact = kept.round in (anchored.round, anchored.round + 1)",
+        "exact = kept.exact and kept.round in (anchored, anchored + 1)",
+        "exact = kept.round in (anchored, anchored + 1)",
     ),
     bug(
         "a snapshot that was under way when the swarm went back is given to the next trainer",

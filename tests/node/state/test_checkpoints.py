@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -39,6 +40,7 @@ from shoal.node.state.tensor_files import TensorFile
 from shoal.protocol.errors import ConfigError, StorageError
 from tests.node.checkpoint_lab import LAYOUT, CheckpointLedger, new_ledger
 from tests.node.ledger import GRID
+from tests.node.simulated_disk import Disks, Survival
 from tests.small_disk import small_disk
 
 KILLS = 200
@@ -101,6 +103,14 @@ async def test_a_state_whose_checkpoint_is_made_is_not_held_on_to(tmp_path: Path
                 gc.collect()
         nursery.cancel_scope.cancel()
     assert check_checkpoint(tmp_path / "checkpoints" / "0.0-3").ok
+
+
+def test_the_first_checkpoint_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What leads to its folder too."""
+    disk = Disks(monkeypatch).add(tmp_path / "disk", random.Random(1))
+    write_checkpoint(disk.root / "checkpoints", new_ledger().content(disk.root, 2), keep=2)
+    disk.copy_survivors(tmp_path / "after", Survival.SYNCED)
+    assert check_checkpoint(tmp_path / "after" / "checkpoints" / "0.0-2").ok
 
 
 def test_state_that_is_no_longer_saved_is_written(tmp_path: Path) -> None:

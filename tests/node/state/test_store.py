@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -323,7 +324,7 @@ def test_user_decides_that_a_node_signs_again_and_what_is_known_still_binds(tmp_
     (tmp_path / "agreement.log").write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
     with Store(tmp_path) as store:
         assert store.abstains((Term(), 2))
-        store.forget_promises()
+        store.forget_promises(ledger.chain.head)
         assert store.bound_in((Term(), 2)) == [record(2)]
     with Store(tmp_path) as store:
         assert store.bound_in((Term(), 2)) == [record(2)]
@@ -453,14 +454,19 @@ def test_boot_counts_starts(tmp_path: Path) -> None:
     assert (tmp_path / "boot").read_text() == "3\n"
 
 
-@pytest.mark.parametrize("content", [b"", b"x\n", b"\xff\xfe", b"1.5"])
-def test_damaged_boot_counter_is_not_started_anew(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"x\n", b"\xff\xfe", b"1.5", b"-3", b"9" * 13, b"9" * 5000])
+def test_damaged_boot_counter_goes_on_beyond_all_that_there_were(tmp_path: Path, content: bytes) -> None:
     """A counter that began at 1 again would make every later record of this node an old one."""
     (tmp_path / "boot").write_bytes(content)
-    with Store(tmp_path) as store, pytest.raises(StorageError) as caught:
-        store.next_boot()
-    assert_one_line(caught.value, str(tmp_path / "boot"), "write a larger number")
-    assert (tmp_path / "boot").read_bytes() == content
+    begun = int(time.time())
+    with Store(tmp_path) as store:
+        number = store.next_boot()
+        assert begun < number <= time.time() + 1
+        (line,) = store.damage
+        assert line.startswith(f"{tmp_path / 'boot'} is damaged")
+    with Store(tmp_path) as store:
+        assert store.next_boot() == number + 1
+        assert store.damage == []
 
 
 def test_boot_that_cannot_be_read_is_a_storage_error(tmp_path: Path) -> None:

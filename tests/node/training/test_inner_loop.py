@@ -63,7 +63,7 @@ class Loose(RegressionWorkload):
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, int]:
         loss, samples = super().loss(model, batch)
-        return {"loss": loss, "vector": (batch[1], samples), "list": [loss, samples]}.get(  # type: ignore[return-value]
+        return {"loss": loss, "vector": (batch[1], samples), "list": [loss, samples], "less": (loss, -3)}.get(  # type: ignore[return-value]
             str(self.returned), (loss, samples)
         )
 
@@ -75,7 +75,9 @@ class Loose(RegressionWorkload):
         return islice(super().batches(assignment), 3)
 
 
-@pytest.mark.parametrize(("returned", "told"), [("loss", "Tensor"), ("vector", "Tensor and int"), ("list", "list")])
+@pytest.mark.parametrize(
+    ("returned", "told"), [("loss", "Tensor"), ("vector", "Tensor and 32"), ("list", "list"), ("less", "Tensor and -3")]
+)
 def test_loss_that_returns_something_else_is_told_what_to_return(returned: str, told: str) -> None:
     workload = Loose()
     replica, _, out = started(workload)

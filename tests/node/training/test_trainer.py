@@ -6,6 +6,7 @@ lines that speaks the same messages and trains nothing.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -423,6 +424,52 @@ async def test_what_a_restart_gave_for_its_moments_alone_is_so_given_to_the_next
         assert (restored.path, restored.exact) == ("1.trainer", False)
 
 
+async def test_what_a_trainer_took_over_before_its_first_anchor_the_next_takes_over(
+    fake: TrainerSpec, tmp_path: Path
+) -> None:
+    """Whether it was told to restore the one thing or the other, and what of that may have been counted already."""
+    heard = tmp_path / "heard"
+    order = Restore(path="1.trainer", round=1, exact=True, spent=True)
+    async with running(replace(fake, options={"heard": str(heard)})) as trainer:
+        await trainer.send(order)
+        await expect(trainer, Restored)
+        kill(trainer)
+        await expect(trainer, Restored)
+        assert (await expect(trainer, Restarted)).round is None
+        await trainer.apply(Apply(round=1), zeros(trainer))
+        await expect(trainer, Applied)
+        kill(trainer)
+        await expect(trainer, Restored)
+        await expect(trainer, Restarted)
+        assert heard.read_text().count(f"{order}\n") == 3
+
+
+@pytest.mark.usefixtures("copied")
+async def test_work_amid_a_round_counts_once_where_the_trainer_dies_between_taking_it_over_and_its_first_anchor(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "midway")
+    async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:
+        anchor = await amid_its_round(trainer)
+        await trainer.send(Snapshot(round=0, path=path, base=b"anchor"))
+        await expect(trainer, Snapshotted)
+    async with running(TrainerSpec(workload="regression", seed=3, device="cpu")) as trainer:  # of a daemon's next life
+        await trainer.send(Restore(path=path, round=0, exact=True, midway=True))
+        tokens = (await expect(trainer, Restored)).tokens
+        assert tokens > 0
+        kill(trainer)
+        assert (await expect(trainer, Restored)).tokens == tokens
+        await expect(trainer, Restarted)
+        await trainer.apply(Apply(round=0), anchor)
+        await expect(trainer, Applied)
+        for round, counted in ((1, tokens + 32), (2, 32)):
+            await trainer.send(Train(round=round, order=round, steps=1, assignment=SHARE))
+            contribution = await expect(trainer, Contribution)
+            assert contribution.tokens == counted
+            await trainer.apply(Apply(round=round, taken=contribution.number), anchor)
+            await expect(trainer, Applied)
+
+
 async def test_work_amid_a_round_is_kept_after_going_back_behind_what_was_contributed(fake: TrainerSpec) -> None:
     async with running(fake) as trainer:
         await trainer.apply(Apply(round=5), zeros(trainer))
@@ -580,11 +627,54 @@ async def test_hung_trainer_is_replaced(fake: TrainerSpec, monkeypatch: pytest.M
         await expect(trainer, Contribution)
 
 
+async def test_trainer_that_hangs_again_and_again_is_given_up(
+    fake: TrainerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though from one death to the next it is longer than deaths are counted for: it did nothing meanwhile."""
+    monkeypatch.setattr(trainer_module, "PING_PERIOD_S", 0.05)
+    monkeypatch.setattr(trainer_module, "STALL_DEADLINE_S", 4.0)
+    monkeypatch.setattr(trainer_module, "STOP_DEADLINE_S", 0.1)
+    monkeypatch.setattr(child_process, "RESTART_WINDOW_S", 4.0)
+    monkeypatch.setattr(child_process, "RESTART_LIMIT", 1)
+    async with running(fake) as trainer:
+        kill(trainer, signal.SIGSTOP)
+        await expect(trainer, Restarted)
+        kill(trainer, signal.SIGSTOP)
+        failed = await expect(trainer, TrainerFailed)
+        assert failed.summary == (
+            "the trainer died 2 times within 4 s of work; last: hung: no answer for 4 s, and a step or an evaluation "
+            "must take less"
+        )
+
+
+def contribution(**told: float) -> Contribution:
+    """A trainer's first, which says something else where it is told so."""
+    values = {"number": 1, "round": 1, "tokens": 1, "steps": 1, "loss": 0.0, "seconds": 1.0, "tokens_per_s": 1.0}
+    return Contribution(**{**values, **told})  # type: ignore[arg-type]
+
+
+async def test_contribution_to_another_round_than_was_ordered_ends_the_trainer_alone(
+    fake: TrainerSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "heard.lie").write_text(frame_of(contribution(number=2, round=7)).hex())
+    async with running(replace(fake, options={"heard": str(tmp_path / "heard")})) as trainer:
+        await trainer.send(Train(round=1, steps=1, assignment=SHARE))
+        await expect(trainer, Contribution)
+        await trainer.send(Evaluate(round=0))
+        cause = (await expect(trainer, Restarted)).cause
+        assert cause == "broke the protocol: a contribution to round 7 came for one to round 1"
+
+
 @pytest.mark.parametrize(
     ("lie", "told"),
     [
         (frame_of(Applied(round=1)), "applied an anchor that it was not given"),
         (b"\0\0\0\1\x01", "not a report"),
+        (frame_of(contribution(number=0)), "contribution 0 came after contribution 0"),
+        (frame_of(contribution(tokens=-1)), "Expected `int` >= 0 - at `$.tokens`"),
+        (frame_of(contribution(round=-1)), "Expected `int` >= 0 - at `$.round`"),
+        (frame_of(contribution(seconds=math.nan)), "at `$.seconds`"),
+        (frame_of(contribution(tokens_per_s=math.inf)), "at `$.tokens_per_s`"),
         (b"\xff\xff\xff\xff", "control frame of 4294967295 bytes"),
     ],
 )
@@ -636,7 +726,7 @@ async def test_trainer_that_hangs_over_the_initial_parameters_is_replaced_soon_a
         kill(trainer, signal.SIGSTOP)
         await trainer.send(WriteInitial())
         with trio.fail_after(60.0):
-            assert (await expect(trainer, Restarted)).cause == "hung: no answer for 2 s"
+            assert (await expect(trainer, Restarted)).cause.startswith("hung: no answer for 2 s, and a step ")
         await expect(trainer, Initial)
 
 
@@ -687,13 +777,13 @@ async def test_no_anchor_waits_in_the_daemon_for_a_step_to_end_and_those_that_co
         stuck.touch()
         with trio.fail_after(5.0):
             await trainer.apply(Apply(round=1), zeros(trainer))
-            await trainer.send(Train(round=2, steps=1, assignment=SHARE))
+            await trainer.send(Train(round=2, order=1, steps=1, assignment=SHARE))
             await trainer.apply(Apply(round=2, taken=1, fresh=True), zeros(trainer))
             await trainer.send(Evaluate(round=2))
             await trainer.send(settings)
             await trainer.send(Snapshot(round=2, path="snapshot", base=b"2"))
             await trainer.apply(Apply(round=3), zeros(trainer))
-            await trainer.send(Train(round=4, steps=1, assignment=SHARE))
+            await trainer.send(Train(round=4, order=2, steps=1, assignment=SHARE))
             await trainer.send(Pause())
         unwritten = await expect(trainer, Snapshotted)
         assert (unwritten.path, unwritten.midway, unwritten.failure) == (
@@ -710,11 +800,11 @@ async def test_no_anchor_waits_in_the_daemon_for_a_step_to_end_and_those_that_co
             str(one)
             for one in (
                 Apply(round=1),
-                Train(round=2, steps=1, assignment=SHARE),
+                Train(round=2, order=1, steps=1, assignment=SHARE),
                 Pause(),
                 settings,
                 Apply(round=3, taken=1, fresh=True),
-                Train(round=4, steps=1, assignment=SHARE),
+                Train(round=4, order=2, steps=1, assignment=SHARE),
             )
         ]
         stuck.touch()
