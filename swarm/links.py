@@ -84,8 +84,6 @@ REST_LIMIT_S = 40.0
 may take to open, too: whether one who says nothing meanwhile is there is the failure detector's to say."""
 RESTING_LIMIT = 128
 """Links that rest; the one that has for longest makes room."""
-REFUSAL_LINGER_S = 1.0
-"""From a refusal, which has to arrive, until the connection with who was refused is closed."""
 RELAYED_QUEUED_LIMIT = QUEUE_LIMIT_MESSAGES // 2
 """Beyond so many messages on a link nothing is passed on over it: others' words shall not cost anybody its link."""
 FOR_EVERYBODY = (Certificate, Rebase)
@@ -244,7 +242,6 @@ class Links:
         self._passed_on = ReplayGuard(self._is_kept)
         self._admitted = trio.Event()  # set, and replaced, whenever a link comes up
         self._parting: dict[PeerId, trio.Event] = {}  # connections being closed
-        self._turning_away: set[PeerId] = set()
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](LINK_LIMIT * 4)
         host.serve(HELLO_PROTOCOL, self._answer_hello)
         host.serve(MESSAGES_PROTOCOL, self._read_messages)
@@ -517,19 +514,9 @@ class Links:
             await stream.send(canonical(answer), deadline_s=deadline_s)
         if admitted:
             self._admit(stream.peer)
-        elif stream.peer not in self._turning_away:
-            self._turning_away.add(stream.peer)
-            self._jobs.send_nowait(partial(self._turn_away, stream.peer, self._host.connection(stream.peer)))
         if revocations is not None:
             await stream.send(canonical(revocations), deadline_s=deadline_s)
         await stream.aclose()
-
-    async def _turn_away(self, peer: PeerId, connection: object | None) -> None:
-        """Close the connection with a peer that was not welcome, unless it was admitted meanwhile."""
-        await trio.sleep(REFUSAL_LINGER_S)
-        self._turning_away.discard(peer)
-        if not self.holds(peer):
-            await self._host.close(connection)
 
     def _admit(self, peer: PeerId) -> None:
         if self._link_now(peer) is None:

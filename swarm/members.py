@@ -395,6 +395,7 @@ class Members:
         later = () if known is None or self.book.sealed(peer) != known else (known,)
         if later and boot > _own_record(peer, hello.record, self._swarm_id).boot:
             logger.warning("%s was started more often than who says hello with its key: that one is told", peer)
+            self._strangers.refused(peer)
             return Welcome(record=b"", others=later), None
         if peer in self.links.resting() or (peer in self.links.linked() and 0 < before < boot):
             # At its end there is no link: it restarted before its death was noticed, or lost it.

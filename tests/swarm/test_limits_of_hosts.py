@@ -62,7 +62,6 @@ async def test_stranger_that_says_no_hello_is_parted_from_and_members_stay(monke
 async def test_stranger_whose_hello_was_refused_hears_why_and_is_parted_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 0.1)
-    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 600.0)
     one, two = Node(1), Node(2)
     async with running(one, two), stranger(8) as silent, stranger(9) as other:
         await two.join(one)
@@ -80,7 +79,6 @@ async def test_who_was_dialled_and_says_a_hello_that_is_refused_is_parted_from(m
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
     monkeypatch.setattr(strangers_module, "STRANGERS_REST_S", 0.05)
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 0.1)
-    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 600.0)
     one = Node(1)
     async with running(one), stranger(8) as silent, stranger(9) as other:
         for peer in (silent, other):
@@ -96,7 +94,6 @@ async def test_who_was_dialled_and_says_a_hello_that_is_refused_is_parted_from(m
 async def test_who_says_hello_again_and_again_loses_its_connection_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 600.0)
     monkeypatch.setattr(strangers_module, "STRANGERS_LOOK_S", 0.05)
-    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 600.0)
     one, two = Node(1), Node(2)
     async with running(one, two):
         async with stranger(9) as other:

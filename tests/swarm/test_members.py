@@ -319,7 +319,6 @@ def forged(by: Sealer, record: NodeRecord) -> bytes:
 async def test_hello_with_a_record_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers_module, "REFUSED_STAY_S", 10.0 * TEST_DEADLINE_S)
     monkeypatch.setattr(strangers_module, "REFUSALS_LIMIT", 100)
-    monkeypatch.setattr("shoal.swarm.links.REFUSAL_LINGER_S", 10.0 * TEST_DEADLINE_S)
     node, other = Node(1), Node(2)
     async with running(node, other), stranger(9) as odd:
         await node.join(other)
