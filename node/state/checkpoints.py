@@ -32,6 +32,7 @@ from shoal.node.outcome import Notice, Progress
 from shoal.node.state.state_files import write_state
 from shoal.node.state.states import StateCache
 from shoal.node.state.store import (
+    decode_entry,
     disk_errors,
     frame_record,
     make_folder,
@@ -251,7 +252,7 @@ def entries_beyond(data_dir: Path, head: Value) -> list[Entry]:
         if position > (head.term, head.round):
             try:
                 for record in read_records(path / CHAIN)[0]:
-                    entries.append(msgspec.msgpack.decode(record, type=Entry))
+                    entries.append(decode_entry(record))
             except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 logger.warning("%s does not hold after %d entries: %s", path / CHAIN, len(entries), error)
     return entries

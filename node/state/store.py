@@ -540,7 +540,7 @@ class Store:
         """
         agreement, chain = self._agreement.damaged, self._chain.damaged
         readable = [*self._chain.recovered, *self._chain.later]
-        over = next_position(_entry(readable[-1]).value) if readable else FIRST
+        over = next_position(decode_entry(readable[-1]).value) if readable else FIRST
         self._floor = max(self._floor, over)
         marks = [_mark(PASSED, self._floor)]
         if agreement:
@@ -647,7 +647,7 @@ class Store:
 
     def _entries(self, payloads: Iterable[bytes]) -> list[Entry]:
         try:
-            return [_entry(payload) for payload in payloads]
+            return [decode_entry(payload) for payload in payloads]
         except (msgspec.DecodeError, UnicodeDecodeError, RemoteError) as error:
             raise StorageError(
                 f"{self.folder / 'chain.log'} is damaged ({error}); remove it to fetch it anew"
@@ -662,7 +662,8 @@ class Store:
         self._chain.append(canonical(entry))
 
 
-def _entry(payload: bytes) -> Entry:
+def decode_entry(payload: bytes) -> Entry:
+    """The entry of a chain in a record of this node's own disk. Raises what msgspec raises."""
     entry: Entry = msgspec.msgpack.decode(payload, type=Entry)
     return entry
 

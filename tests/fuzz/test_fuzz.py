@@ -33,8 +33,8 @@ ROOT = Path(shoal.protocol.__path__[0]).parent
 
 COVERS = {
     "every message": ("protocol.wire:decode",),
-    "record": ("protocol.records:open_record",),
-    "record book": ("protocol.records:RecordBook.receive",),
+    "envelope": ("protocol.wire:open_envelope",),
+    "record book": ("protocol.records:_envelope_of",),
     "announcement": ("protocol.rollouts:open_announcement",),
     "engine reply": ("node.sapo.completions:decode_json",),
     "address book": ("swarm.address_book:AddressBook.parse",),
@@ -95,7 +95,7 @@ OF_ITS_OWN = {
     "node.sapo.learner_state:_read_values",
     "node.sapo.sandbox_process:Worker.score",
     "node.sapo.sandbox_process:main",
-    "node.state.store:_entry",
+    "node.state.store:decode_entry",
     "node.state.tensor_files:TensorFile.__init__",
     "node.state.contributions:read_account",
     "node.audits.work_process:unpack_request",
@@ -141,7 +141,7 @@ def decodes(call: ast.Call) -> bool:
     if not call.args or isinstance(call.args[0], ast.Constant):
         return False
     if isinstance(call.func, ast.Name):
-        return call.func.id in ("open_envelope", "open_record", "decode_frame")
+        return call.func.id in ("open_envelope", "unproven_envelope", "open_record", "decode_frame")
     return isinstance(call.func, ast.Attribute) and call.func.attr == "decode"
 
 
