@@ -43,12 +43,12 @@ def card(options: CardOptions) -> None:
     says the same.
     """
     from shoal.node.card import make_card, problems_of, read_card
-    from shoal.node.state.store import write_atomically
+    from shoal.node.state.store import write_output
 
     found = make_card(options.data_dir) if options.check is None else read_card(options.check)
     problems = [] if options.check is None else problems_of(found, options.data_dir)
     if options.output is not None:
-        write_atomically(options.output, msgspec.json.encode(found) + b"\n")
+        write_output(options.output, msgspec.json.encode(found) + b"\n")
     if options.as_json:
         typer.echo(msgspec.json.encode(found))
     else:

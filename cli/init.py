@@ -94,7 +94,7 @@ def init(options: InitOptions) -> None:
     """Found a swarm: make this node's keys and write a commented manifest for all its members."""
     from shoal.node.founded import remember
     from shoal.node.state.binding import check_free_for
-    from shoal.node.state.store import write_atomically
+    from shoal.node.state.store import write_output
 
     _refuse_to_overwrite(options)
     _check_workload(options.workload)
@@ -110,7 +110,7 @@ def init(options: InitOptions) -> None:
     manifest = found(options, node, authority)
     check_free_for(options.data_dir, manifest.swarm_id, founders=manifest.swarm.founders)
     voting = _voting_told(options, manifest)
-    write_atomically(options.output, render_manifest(manifest, option_lines=_option_lines(manifest)).encode())
+    write_output(options.output, render_manifest(manifest, option_lines=_option_lines(manifest)).encode())
     kept = ":" not in options.workload or remember(manifest, node.peer_id)
     typer.echo(
         f"wrote {options.output}: swarm {manifest.swarm_id.hex()[:16]}…, founded by {node.peer_id}\n"

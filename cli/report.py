@@ -33,17 +33,12 @@ def report(options: MergeOptions) -> None:
     of a text model, what it said. Clocks of different machines are aligned by the rounds that their nodes certified
     together. Lines that are cut or damaged are counted and stepped over: logs of running and of killed nodes will do.
     """
-    from shoal.node.state.store import disk_errors, write_atomically
+    from shoal.node.state.store import write_output
     from shoal.testnet.reports.page_merged import render_merged
     from shoal.testnet.reports.report_merge import find_logs, merge
 
     history = merge(find_logs(options.places))
-    page = render_merged(history, options.title).encode()
-    if options.output.exists() and not options.output.is_file():  # a pipe or a terminal cannot be replaced
-        with disk_errors(options.output, option="-o"):
-            options.output.write_bytes(page)
-    else:
-        write_atomically(options.output.resolve(), page, option="-o")
+    write_output(options.output, render_merged(history, options.title).encode())
     damaged = sum(log.damaged for log in history.logs)
     rounds = count(history.rounds.number, "round")
     broken = f", {count(damaged, 'damaged line')} stepped over" if damaged else ""

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 STALL_S = 2.0
 STALL_LIMIT_S = 16.0
 """The stall deadline: doubled with every plan that a round has come to, whichever lead made it and for whatever reason,
-so that those behind one narrow link are not evicted in turn."""
+so that those behind one narrow link are not evicted in turn; and longer in a crowd (`shoal.protocol.timeouts`)."""
 LATE_S = 1.0
 """Beyond the stall deadline for finals, whose owner may itself be waiting: who waits for it speaks first."""
 STALL_SHARE = 0.25  # of the planned rate; less is a stall

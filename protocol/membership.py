@@ -49,7 +49,8 @@ seen by a process that is not late, to `Died` at most
 pass, whatever others say, the ticks being how late each of four steps may be noticed, or the first of them by who
 rests: 7.4 s where there are four live peers, 10.4 s where there are sixteen, 22.4 s where there are 64. For those that
 wait for it it is 7.4 s, and 8.4 s at most for those that watch it closely. The others are told after 5.2 s of these and
-look: 11.6 s, whatever n, if one of those lives and its message comes through.
+look: 11.6 s, whatever n, if one of those lives and its message comes through; where a node has just told all of many,
+it tells the suspect alone, and each finds out by itself.
 A broken connection leaves out the first two terms, and one that is confirmed ends it at once.
 
 Known limit: one lying intermediary can vouch for a dead peer. The round does not rely on this view to be exact: it

@@ -51,7 +51,7 @@ NOBODY = Stall(frozenset(), frozenset())
 
 
 class Told:
-    """What was told of a reduction's stalls last."""
+    """Record of what was told of a reduction's stalls last."""
 
     def __init__(self) -> None:
         self._stall, self._at = NOBODY, float("-inf")

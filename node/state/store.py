@@ -156,6 +156,19 @@ def write_atomically(path: Path, *parts: bytes | memoryview, option: str = "--da
         sync_folder(path.parent)
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Write what a user asked for to the place given by -o: a file is replaced whole, a pipe or a terminal written to.
+
+    Raises StorageError.
+    """
+    with disk_errors(path, option="-o"):
+        is_stream = path.exists() and not path.is_file()
+        if is_stream:
+            path.write_bytes(data)
+    if not is_stream:
+        write_atomically(path.resolve(), data, option="-o")
+
+
 def _write_part(file: io.FileIO, part: memoryview) -> None:
     part = part[_write_direct(file, part) :]
     for start in range(0, len(part), SYNC_BYTES):
