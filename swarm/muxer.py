@@ -63,6 +63,8 @@ CONNECTION_HANDSHAKE_DEADLINE_S = 10.0
 """For Noise and yamux on a connection of any kind."""
 # What a socket is read for at once: libp2p's messages are that long at most, and frames are read in such pieces.
 READ_LIMIT_BYTES = 64 << 10
+READ_AHEAD_BYTES = 2 << 10
+"""Taken from a socket beyond what was asked for: a message and the length before it come in one step, not two."""
 FRAME_BODY_DEADLINE_S = 60.0
 # To which the room of a stream that is read quickly grows; libp2p's 16 MiB on a few streams are more than a peer has.
 WINDOW_LIMIT_BYTES = 2 << 20  # of a stream
@@ -122,6 +124,7 @@ class Wire(ReadWriteCloser):  # type: ignore[misc]
 
     def __init__(self, stream: trio.SocketStream, memory: Memory | None = None) -> None:
         self._stream = stream
+        self._ahead = b""
         self.allowance = Allowance(memory)
         _tune(stream)
 
@@ -136,10 +139,12 @@ class Wire(ReadWriteCloser):  # type: ignore[misc]
         return await read_bounded(self._receive, n, self.allowance)
 
     async def _receive(self, limit_bytes: int) -> bytes:
-        try:
-            data: bytes = await self._stream.receive_some(limit_bytes)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise ConnectionClosedError("the connection is closed", transport="tcp") from error
+        if not self._ahead:
+            try:
+                self._ahead = await self._stream.receive_some(max(limit_bytes, READ_AHEAD_BYTES))
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise ConnectionClosedError("the connection is closed", transport="tcp") from error
+        data, self._ahead = self._ahead[:limit_bytes], self._ahead[limit_bytes:]
         return data
 
     def sever(self) -> None:

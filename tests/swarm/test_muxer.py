@@ -33,6 +33,7 @@ from shoal.swarm.muxer import (
     HEARTBEAT_DEADLINE_S,
     HEARTBEAT_INTERVAL_S,
     PINGS_WAITING_LIMIT,
+    READ_AHEAD_BYTES,
     TYPE_DATA,
     TYPE_PING,
     USER_TIMEOUT_MS,
@@ -303,6 +304,33 @@ async def test_wire_reads_exactly_what_was_asked_and_ends_in_an_error() -> None:
         assert await wire.read(50) == bytes(range(200, 250))
         with pytest.raises(ConnectionClosedError):
             await wire.read(1)
+    await wire.close()
+
+
+async def test_what_came_together_is_taken_from_the_socket_together_and_counted_as_it_is_read() -> None:
+    near, far = await trio.to_thread.run_sync(_connected_pair)
+    stream, writer = (trio.SocketStream(trio.socket.from_stdlib_socket(one)) for one in (near, far))
+    takes: list[int | None] = []
+    take = stream.receive_some
+
+    async def counted(limit_bytes: int | None = None) -> bytes:
+        takes.append(limit_bytes)
+        return bytes(await take(limit_bytes))
+
+    stream.receive_some = counted  # type: ignore[method-assign]
+    wire = Wire(stream)
+    messages = [bytes([number]) * (28 + number) for number in range(20)] + [bytes(3 * READ_AHEAD_BYTES)]
+    await writer.send_all(b"".join(len(message).to_bytes(2, "big") + message for message in messages))
+    read_bytes = 0
+    for message in messages:
+        assert await wire.read(2) == len(message).to_bytes(2, "big")
+        assert await wire.read(len(message)) == message
+        read_bytes += 2 + len(message)
+        assert wire.allowance._left == HANDSHAKE_LIMIT_BYTES - read_bytes
+    assert len(takes) == 2, "one for all that is little, one for the rest of what is long"
+    await writer.aclose()
+    with pytest.raises(ConnectionClosedError):
+        await wire.read(1)
     await wire.close()
 
 
