@@ -22,6 +22,7 @@ from shoal.node.outcome import Notice
 from shoal.node.parts import Parts
 from shoal.node.reporting import events
 from shoal.node.text import duration
+from shoal.protocol.timeouts import next_beat
 
 LOOK_S: Final = 2.0
 LEAST_S: Final = 10.0
@@ -82,7 +83,7 @@ class Waking:
         watch = self._watch()
         task_status.started()
         while True:
-            await trio.sleep(LOOK_S)
+            await trio.sleep_until(next_beat(trio.current_time(), LOOK_S))
             slept_s, stood_s = watch.look()
             if slept_s + stood_s >= LEAST_S:
                 self._woke(slept_s, slept_s + stood_s)

@@ -41,16 +41,17 @@ Overload is not death. Who answers late is waited for as long as its answers tak
 accusation of one that was heard within the probe interval, or as long ago as that, is no reason to ask.
 
 How fast.  `tick` is called every `TICK_S`, or, by who asks each time for how long it may rest (`rest_s`), as soon as a
-deadline is over and every `RESTING_TICK_S`. From the last sign of life of a silent peer that answered quickly before,
-seen by a process that is not late, to `Died` at most
+deadline is over and every `WAITING_TICK_S`, or every `RESTING_TICK_S` by who waits for nobody. From the last sign of
+life of a silent peer that answered quickly before, seen by a process that is not late, to `Died` at most
 
-    probe_interval_s(n) + ACK_DEADLINE_S + INDIRECT_DEADLINE_S + SUSPICION_S + 4 × TICK_S
+    PROBE_INTERVAL_S + ACK_DEADLINE_S + INDIRECT_DEADLINE_S + SUSPICION_S + 4 × TICK_S = 7.4 s
 
-pass, whatever others say, the ticks being how late each of four steps may be noticed, or the first of them by who
-rests: 7.4 s where there are four live peers, 10.4 s where there are sixteen, 22.4 s where there are 64. For those that
-wait for it it is 7.4 s, and 8.4 s at most for those that watch it closely. The others are told after 5.2 s of these and
-look: 11.6 s, whatever n, if one of those lives and its message comes through; where a node has just told all of many,
-it tells the suspect alone, and each finds out by itself.
+pass for who waits for it all the time, whatever others say, the ticks being how late each of four steps may be noticed,
+or the first of them by who rests. For those that watch it closely close_interval_s(n) takes the place of the first
+term, and RESTING_TICK_S of the last: 8 s, and 9 s at most where there are many. What these find the others are told,
+and look: 12 s, whatever n, if one of those lives and its message comes through. Else, as where a node that has just
+told all of many tells the suspect alone, each finds out by itself, with probe_interval_s(n) for the first term: 15 s
+where there are sixteen live peers, 39 s where there are 64.
 A broken connection leaves out the first two terms, and one that is confirmed ends it at once.
 
 Known limit: one lying intermediary can vouch for a dead peer. The round does not rely on this view to be exact: it
@@ -75,7 +76,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.lateness import HALF_LIFE_S, LATE_LIMIT_S, WAITED_TIMES, Lateness
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife, Suspicion
 from shoal.protocol.places import next_around
-from shoal.protocol.timeouts import in_crowd
+from shoal.protocol.timeouts import RESTING_TICK_S, in_crowd
 
 
 class State(enum.Enum):
@@ -173,14 +174,15 @@ Effect = Say | Suspected | Died | Revived | Refute
 
 
 TICK_S = 0.1  # the detector's clock, where it does not rest
-RESTING_TICK_S = 4 * TICK_S
-"""The same where it rests, but for what is due before: all that it costs is that a ping goes out later."""
+WAITING_TICK_S = 4 * TICK_S
+"""The same where it rests, but for what is due before, while somebody is waited for; of nobody it is RESTING_TICK_S.
+All that it costs is that a ping goes out later."""
 PROBE_INTERVAL_S = 1.0  # of silence before a ping, of a peer that is waited for
 CLOSE_PROBES_PER_S, CLOSE_INTERVAL_LIMIT_S = 8, 2.0
 """Of one next on the ring it grows with the number of live peers, to this: of many it is enough that one is told of."""
 CLOSE_PEERS = 3
 """Peers that a node watches closely beside those it waits for."""
-PROBES_PER_S = 4
+PROBES_PER_S = 2
 """Of all others: with the number of live peers the interval grows, so that the load does not."""
 CROWD_PEERS = 64
 """Beyond so many peers those that come first are watched as if they were alone."""
@@ -230,16 +232,23 @@ def probe_interval_s(peers: int) -> float:
     return max(PROBE_INTERVAL_S, peers / PROBES_PER_S)
 
 
-def detection_bound_s(peers: int, late_s: float = 0.0, *, pace: float = 1.0, told: bool = False) -> float:
+def detection_bound_s(
+    peers: int, late_s: float = 0.0, *, pace: float = 1.0, told: bool = False, awaited: bool = False
+) -> float:
     """Seconds within which a peer that fell silent is `Died`, if we are not late ourselves.
 
     late_s: how long its answers took shortly before, or those of most; of more than LATE_LIMIT_S no more is held.
-    told: one of those that watch it closely lives, and what it says comes through at once.
+    told: one of those that watch it closely lives, and what it says comes through at once. awaited: we wait for it.
     """
     waited_s = WAITED_TIMES * min(late_s, LATE_LIMIT_S)
     looks_s = max(pace * ACK_DEADLINE_S, waited_s) + max(pace * INDIRECT_DEADLINE_S, waited_s)
-    told_s = pace * close_interval_s(peers) + looks_s + 2 * TICK_S if told else math.inf
-    return min(pace * probe_interval_s(peers), told_s) + looks_s + max(pace * SUSPICION_S, waited_s) + 4 * TICK_S
+    ends_s = looks_s + max(pace * SUSPICION_S, waited_s)
+    if awaited:
+        return pace * PROBE_INTERVAL_S + ends_s + WAITING_TICK_S
+    close_s = pace * close_interval_s(peers)
+    begins_s = close_s if peers <= CLOSE_PEERS else pace * probe_interval_s(peers)
+    told_s = close_s + looks_s if told else math.inf
+    return min(begins_s, told_s) + ends_s + RESTING_TICK_S
 
 
 class _Probe(msgspec.Struct):
@@ -543,7 +552,7 @@ class MembershipMachine:
 
         What others say meanwhile leads to no deadline that is sooner.
         """
-        rest_s = RESTING_TICK_S
+        rest_s = WAITING_TICK_S if self.awaited() else RESTING_TICK_S
         silence_s = self._silence_s()
         for watched in self._peers.values():
             if watched.probe is not None:

@@ -92,7 +92,7 @@ RESEND_S, RESEND_LIMIT_S = 3.0, 12.0
 """Own standing messages are sent again so long after the newest of them was said, then after twice that, and so on up
 to the limit, until the round is decided. Links lose nothing; but a message may come before it can be taken, or be
 passed on by others, who lose some."""
-WAITING_RESEND_S = 24.0
+WAITING_RESEND_S = 60.0
 """The same while this node trains, and from the second time on while others do: nobody waits for what was said."""
 
 

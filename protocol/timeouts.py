@@ -9,6 +9,7 @@ another series, of twice the time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from shoal.protocol.messages import Plan
@@ -21,6 +22,8 @@ SILENCE_S = 2.0
 """At least so long, and as long as all others took for their reports, has a lead to which all others have reported."""
 VOTE_TIMEOUT_S = 10.0  # for votes
 DOUBLINGS_LIMIT = 5  # of patience, and of the reduce deadline
+RESTING_TICK_S = 1.0
+"""Between two ticks of whatever looks only now and then, while nothing is due but what an input leads to."""
 CROWD = 16
 """Beyond so many nodes what each says to all again and again is said more seldom, and all are waited for longer."""
 
@@ -30,6 +33,14 @@ TRAIN, PLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "reduce", "propose", "vote
 def doubled(seconds: float, times: int) -> float:
     """`seconds`, doubled so many times, up to the cap."""
     return seconds * float(2 ** min(times, DOUBLINGS_LIMIT))
+
+
+def next_beat(now: float, period_s: float = RESTING_TICK_S) -> float:
+    """The moment after `now` at which all that looks so often does, so that a process at rest wakes up once for all.
+
+    To wake up costs more than what is done then.
+    """
+    return period_s * (math.floor(now / period_s) + 1)
 
 
 def in_crowd(seconds: float, nodes: int) -> float:

@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.timeouts import next_beat
 from shoal.swarm import gossip_packets
 from shoal.swarm.gossip_packets import PACKET_LIMIT_BYTES
 from shoal.swarm.libp2p_parts import only_what_runs
@@ -148,6 +149,16 @@ class _Router(GossipSub):  # type: ignore[misc]
         for peer in {*scorer.first_message_deliveries, *scorer.behavior_penalty, *scorer.graft_flood_penalties}:
             if peer not in self.peer_protocol:
                 scorer.remove_peer(peer)
+
+    @property
+    def heartbeat_interval(self) -> float:
+        """Seconds to the next heartbeat, which comes when whatever else looks once a second does."""
+        now = trio.current_time()
+        return next_beat(now, HEARTBEAT_INTERVAL_S) - now
+
+    @heartbeat_interval.setter
+    def heartbeat_interval(self, seconds: float) -> None:
+        """libp2p sets what it is given, which is that."""
 
     async def _do_px(self, px_peers: list[Any]) -> None:
         """Nothing: whom to connect to is not for others to say."""

@@ -66,6 +66,7 @@ from shoal.protocol.peering import (
 )
 from shoal.protocol.places import Rank
 from shoal.protocol.records import NodeRecord, RecordBook, open_record, renewal_s, seal_record
+from shoal.protocol.timeouts import next_beat
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.dialling import Dialling, is_there
@@ -686,7 +687,8 @@ class Members:
             else:
                 self._watch_neighbours_only(now)
             rest_s = self.machine.rest_s(now)
-            await trio.sleep(min(rest_s, TICK_S) if self._without_link else rest_s)
+            beat = now + TICK_S if self._without_link else next_beat(now)
+            await trio.sleep_until(min(now + rest_s, beat))
 
     def _keep_to_chain(self, now: float) -> None:
         """Keep the links that go with what the chain says now of this node, and of those with which it has one."""

@@ -23,7 +23,7 @@ from shoal.node.outcome import Notice, PhaseChanged, TakesPart
 from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.evaluations import past_losses
-from shoal.node.rounds.inbox import RESTING_TICK_S, TICK_S, Inbox, Own, ToHandle, Turn, in_turn
+from shoal.node.rounds.inbox import TICK_S, Inbox, Own, ToHandle, Turn, in_turn
 from shoal.node.rounds.order_file import OrderFiles
 from shoal.node.rounds.participation import Participation, told_by_trainer
 from shoal.node.rounds.round_observer import RoundObserver
@@ -44,6 +44,7 @@ from shoal.protocol.messages import Enlist, Message, Report
 from shoal.protocol.planning import JOINER, OBSERVER, with_buffers
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Policies
+from shoal.protocol.timeouts import RESTING_TICK_S
 
 ANOTHER_DIGEST = "round %d: the lead proposed another digest than was computed here"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -28,12 +27,11 @@ from shoal.protocol.inputs import (
     Tick,
 )
 from shoal.protocol.messages import Ready
+from shoal.protocol.timeouts import RESTING_TICK_S, next_beat
 
 Result = TypeVar("Result")
 
 TICK_S = 0.1
-RESTING_TICK_S = 1.0
-"""While nothing is due but what some input leads to. To wake up ten times a second costs more than all else then."""
 NEIGHBOURS_BEGIN_S = 0.1
 HEARD_PEER_LIMIT_MESSAGES, HEARD_LIMIT_MESSAGES = 512, 16384
 HEARD_PEER_LIMIT_BYTES, HEARD_LIMIT_BYTES = EARLY_PEER_LIMIT_BYTES, 256 << 20
@@ -100,7 +98,7 @@ class Inbox:
             all_bytes=HEARD_LIMIT_BYTES,
         )
         self._arrived = trio.Event()
-        self._ticked_at = -math.inf
+        self._ticked_at = -RESTING_TICK_S  # before any clock began
 
     def put(self, event: Own) -> None:
         """Something of this node's own happened; never dropped, for each comes once and is awaited."""
@@ -132,16 +130,17 @@ class Inbox:
         return {one.peer for one in self._heard if isinstance(one.message, Ready) and one.position == position}
 
     async def next(self, tick_s: float = TICK_S) -> ToHandle:
-        """The next input; a Tick `tick_s` after the last one, however much else there is.
+        """The next input; a Tick `tick_s` after the last one, however much else there is, or at the next beat.
 
         Cancellation loses nothing.
         """
-        await trio.lowlevel.checkpoint()
-        tick_at = self._ticked_at + tick_s
+        tick_at = self._ticked_at + tick_s if tick_s < RESTING_TICK_S else next_beat(self._ticked_at)
         if not self._own and not self._heard and trio.current_time() < tick_at:
             self._arrived = trio.Event()
             with trio.move_on_at(tick_at):
                 await self._arrived.wait()
+        else:
+            await trio.lowlevel.checkpoint()
         now = trio.current_time()
         if now >= tick_at or not (self._own or self._heard):
             self._ticked_at = now

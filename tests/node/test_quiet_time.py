@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trio
 
-from shoal.node.rounds.inbox import RESTING_TICK_S
+from shoal.protocol.timeouts import RESTING_TICK_S
 from shoal.protocol.effects import MemberEffect
 from shoal.protocol.inputs import Input, Tick
 from tests.node.box_life import Life

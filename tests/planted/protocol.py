@@ -1303,8 +1303,7 @@ PROTOCOL: tuple[Bug, ...] = (
     ),
     bug(
         "those on the ring are pinged no more seldom in a large swarm",
-        "tests/protocol/test_membership.py"
-        "::test_sixteen_at_rest_ask_three_times_a_second_each_and_wake_up_as_often_for_it",
+        "tests/protocol/test_membership.py::test_sixteen_at_rest_ask_twice_a_second_each_and_look_once_a_second",
         "return min(max(PROBE_INTERVAL_S, peers / CLOSE_PROBES_PER_S), CLOSE_INTERVAL_LIMIT_S)",
         "return PROBE_INTERVAL_S",
     ),
@@ -1317,8 +1316,14 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a detector rests for so long that who hangs is found too late",
         "tests/protocol/test_membership.py::test_detector_that_rests_finds_the_silent_within_its_bound",
-        "rest_s = RESTING_TICK_S\n",
-        "rest_s = 3 * RESTING_TICK_S\n",
+        "rest_s = WAITING_TICK_S if self.awaited() else RESTING_TICK_S",
+        "rest_s = 3 * (WAITING_TICK_S if self.awaited() else RESTING_TICK_S)",
+    ),
+    bug(
+        "a detector that waits for somebody rests as long as one that waits for nobody",
+        "tests/protocol/test_membership.py::test_detector_that_rests_finds_the_silent_within_its_bound",
+        "rest_s = WAITING_TICK_S if self.awaited() else RESTING_TICK_S",
+        "rest_s = RESTING_TICK_S",
     ),
     bug(
         "a detector sleeps through its deadlines",

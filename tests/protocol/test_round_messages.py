@@ -501,10 +501,10 @@ def test_what_is_not_news_is_sent_again_less_and_less_often() -> None:
         times = [since + tick / 5 for tick in range(1, round((until - since) * 5))]
         return [at for at in times if any(sends(effect, Ready) for effect in machine.tick(at))]
 
-    assert said_again(0.0, 50.0) == pytest.approx([WAITING_RESEND_S, 2 * WAITING_RESEND_S]), "it trains"
-    machine.ready(contribution(machine), 50.0)
-    times = said_again(50.0, 80.0)
-    assert times == pytest.approx([50.0 + RESEND_S, 50.0 + RESEND_S + WAITING_RESEND_S]), "there is news; others train"
+    assert said_again(0.0, 150.0) == pytest.approx([WAITING_RESEND_S, 2 * WAITING_RESEND_S]), "it trains"
+    machine.ready(contribution(machine), 150.0)
+    times = said_again(150.0, 220.0)
+    assert times == pytest.approx([150.0 + RESEND_S, 150.0 + RESEND_S + WAITING_RESEND_S]), "it is news; others train"
     _, (machine, *_), _, plan = planned(3)
     machine.reduced(report_on(plan), 2.0)
     assert said_again(2.0, 16.0) == pytest.approx([2.0 + RESEND_S, 2.0 + 3 * RESEND_S])
