@@ -214,7 +214,7 @@ class Node:
             resumption=resumption,
             checkpoints=_checkpoints(config, chain, cache, state_store, on_progress),
             reduce=reduce,
-            relay_room=RelayRoom(host, self.traffic, linked, reduce.until_under_way),
+            relay_room=RelayRoom(host, self.traffic, linked, reduce.until_relayed),
             ask=self._ask,
         )
         self.rounds = rounds_of(self.parts)

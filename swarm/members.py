@@ -66,7 +66,7 @@ from shoal.protocol.peering import (
 )
 from shoal.protocol.places import Rank
 from shoal.protocol.records import NodeRecord, RecordBook, open_record, renewal_s, seal_record
-from shoal.protocol.timeouts import next_beat
+from shoal.protocol.timeouts import in_crowd, next_beat
 from shoal.protocol.wire import WIRE_VERSION, Sealer, SwarmId
 from shoal.swarm.brief_connections import BriefConnections
 from shoal.swarm.dialling import Dialling, is_there
@@ -687,8 +687,9 @@ class Members:
             else:
                 self._watch_neighbours_only(now)
             rest_s = self.machine.rest_s(now)
-            beat = now + TICK_S if self._without_link else next_beat(now)
-            await trio.sleep_until(min(now + rest_s, beat))
+            if self._without_link:
+                rest_s = min(rest_s, in_crowd(TICK_S, len(self.links.linked())))
+            await trio.sleep_until(min(now + rest_s, next_beat(now)))
 
     def _keep_to_chain(self, now: float) -> None:
         """Keep the links that go with what the chain says now of this node, and of those with which it has one."""

@@ -44,7 +44,7 @@ from shoal.protocol.messages import Enlist, Message, Report
 from shoal.protocol.planning import JOINER, OBSERVER, with_buffers
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.surroundings import Policies
-from shoal.protocol.timeouts import RESTING_TICK_S
+from shoal.protocol.timeouts import RESTING_TICK_S, in_crowd
 
 ANOTHER_DIGEST = "round %d: the lead proposed another digest than was computed here"
 
@@ -170,7 +170,9 @@ class Engine:
     def _tick_s(self) -> float:
         """Time until the next tick, if nothing else happens."""
         shown = self.phase == self._shown_phase
-        return RESTING_TICK_S if shown and self.member.rests else TICK_S
+        if shown and self.member.rests:
+            return RESTING_TICK_S
+        return min(RESTING_TICK_S, in_crowd(TICK_S, len(self._p.links.linked())))
 
     async def _handle(self, event: ToHandle) -> None:
         """Feed the member what became of an input of the node's own."""

@@ -29,6 +29,7 @@ from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, RelayedWay, Value
+from shoal.protocol.timeouts import in_crowd
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
 
@@ -93,7 +94,8 @@ class ReductionDriver:
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
         self._memory = PayloadPool(SPARE_BYTES)
         self._reduction: Reduction | None = None
-        self._under_way = trio.Event()
+        self._nodes = 0
+        self._under_way, self._passes_on = trio.Event(), trio.Event()
         self._pace: Pace | None = None
         self._relaying: RelayWatch | None = None
         self.relayed: tuple[bytes, tuple[RelayedWay, ...]] = (NO_HASH, ())
@@ -163,11 +165,11 @@ class ReductionDriver:
             reduction.close_off(closed_to)
         routes = Routes(plan, self._identity.peer_id)
         self._traffic.begin(reduction, routes)
-        self._relayed = frozenset(routes.via)
+        self._note_relayed(routes)
         if self._relayed:
             self._jobs.send_nowait(partial(self._try_all_again, self._relayed))
         self._copying.stop()
-        self._reduction, self._handed_over = reduction, None
+        self._reduction, self._handed_over, self._nodes = reduction, None, len(plan.participants)
         self._under_way.set()
         self._started = time.monotonic()
         self._begin_pace(reduction)
@@ -195,7 +197,7 @@ class ReductionDriver:
         self._traffic.revise(plan, routes)
         for peer in routes.via.keys() - self._relayed:
             self._give_up_on(peer)
-        self._relayed = frozenset(routes.via)
+        self._note_relayed(routes)
         self._keep_rates()
         self._pace = self._relaying = None
         self._stall = NOBODY  # what stalled did so under another plan
@@ -210,7 +212,12 @@ class ReductionDriver:
         self._keep_rates()
         self._reduction = self._pace = self._relaying = None
         if self._under_way.is_set():
-            self._under_way = trio.Event()
+            self._under_way, self._passes_on = trio.Event(), trio.Event()
+
+    def _note_relayed(self, routes: Routes) -> None:
+        self._relayed = frozenset(routes.via)
+        if self._relayed:
+            self._passes_on.set()
 
     def forget(self) -> None:
         """A new round: whatever was being fetched for the old one is of no interest."""
@@ -348,15 +355,15 @@ class ReductionDriver:
             await trio.to_thread.run_sync(reduction.repair, plan, held)
             self._begin_pace(reduction)
 
-    async def until_under_way(self) -> None:
-        """Return while a reduction is under way, or when the next one begins."""
-        await self._under_way.wait()
+    async def until_relayed(self) -> None:
+        """Return while a reduction is under way in which others pass frames on for this node, or when one begins."""
+        await self._passes_on.wait()
 
     async def _look_after(self) -> None:
         """See who stalls; send again, over a new lane, what those lack whose lane failed."""
         while True:
-            await self.until_under_way()
-            await trio.sleep(LOOK_PERIOD_S)
+            await self._under_way.wait()
+            await trio.sleep(in_crowd(LOOK_PERIOD_S, self._nodes))
             self._look()
 
     def _look(self) -> None:

@@ -52,7 +52,7 @@ LetGoReply = LetGo | Refusal
 class RelayRoom:
     """Both ends of it, for one node; `run` it.
 
-    linked: who may ask. until_under_way: returns while a reduction is under way; nothing is kept back without one.
+    linked: who may ask. until_relayed: returns while others pass frames on; nothing is kept back else.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class RelayRoom:
         host: Host,
         traffic: PlanTraffic,
         linked: Callable[[], Collection[PeerId]],
-        until_under_way: Callable[[], Awaitable[None]],
+        until_relayed: Callable[[], Awaitable[None]],
     ) -> None:
         self._host = host
         self._traffic = traffic
         self._linked = linked
-        self._until_under_way = until_under_way
+        self._until_relayed = until_relayed
         self._asked: set[tuple[PeerId, PeerId, bytes]] = set()
         host.serve(LET_GO_PROTOCOL, self._serve)
 
@@ -73,7 +73,7 @@ class RelayRoom:
         """Ask for whom something is kept back, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                await self._until_under_way()
+                await self._until_relayed()
                 await trio.sleep(PERIOD_S)
                 for way in self._traffic.kept_back():
                     if way not in self._asked:

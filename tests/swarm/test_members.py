@@ -1035,6 +1035,6 @@ async def test_node_at_rest_looks_who_is_there_as_seldom_as_its_detector_says(
         await trio.sleep(4.0)
         nursery.cancel_scope.cancel()
     if is_unlinked:
-        assert len(looks) == pytest.approx(4.0 / TICK_S, abs=1.5)
+        assert len(looks) == pytest.approx(4.0 / TICK_S, abs=4.5), "and at each beat"
     else:
         assert looks == pytest.approx([0.3, *(beat * RESTING_TICK_S for beat in range(1, 5))])

@@ -30,7 +30,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Linked, Received, SetPaused, Tick
 from shoal.protocol.messages import CHUNK_LIMIT, NO_HASH, ChunkResults, Held, Leave, Message, Term
 from shoal.protocol.planning import OBSERVER, absent_ready
-from shoal.protocol.timeouts import RESTING_TICK_S
+from shoal.protocol.timeouts import CROWD, RESTING_TICK_S
 from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
 from tests.node.ledger import Ledger
@@ -160,15 +160,23 @@ def test_inbox_at_rest_gives_an_input_at_once_and_the_tick_after_it_when_that_is
 
 
 @pytest.mark.parametrize(
-    ("rests", "phase", "tick_s"), [(True, "train", RESTING_TICK_S), (False, "train", TICK_S), (True, "plan", TICK_S)]
+    ("rests", "phase", "links", "tick_s"),
+    [
+        (True, "train", 3, RESTING_TICK_S),
+        (False, "train", 3, TICK_S),
+        (True, "plan", 3, TICK_S),
+        (False, "train", 3 * CROWD, 3 * TICK_S),
+        (False, "train", 1000 * CROWD, RESTING_TICK_S),
+    ],
 )
 def test_engine_ticks_seldom_when_its_member_rests_and_its_phase_is_shown(
-    rests: bool, phase: str, tick_s: float
+    rests: bool, phase: str, links: int, tick_s: float
 ) -> None:
     engine = Engine.__new__(Engine)
     engine._shown_phase = "train"
+    engine._p = SimpleNamespace(links=SimpleNamespace(linked=lambda: range(links)))  # type: ignore[assignment]
     engine.member = SimpleNamespace(rests=rests, phase=phase)  # type: ignore[assignment]
-    assert engine._tick_s() == tick_s
+    assert engine._tick_s() == pytest.approx(tick_s)
 
 
 async def test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_others_hear_its_error() -> None:

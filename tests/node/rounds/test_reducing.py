@@ -148,6 +148,30 @@ async def test_a_driver_looks_around_while_a_reduction_is_under_way_and_at_no_ot
             looks.clear()
 
 
+async def test_a_driver_asks_for_room_at_relays_only_while_something_is_relayed(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 3)
+    driver = mesh.drivers[0]
+
+    async def asks() -> bool:
+        with trio.move_on_after(0.05) as waiting:
+            await driver.until_relayed()
+        return not waiting.cancelled_caught
+
+    async with mesh.running():
+        plan = mesh.plan()
+        relayed = msgspec.structs.replace(plan, relays=(Relay(0, 1, via=2),))
+        driver.start(plan, mesh.contributions[0])
+        assert not await asks(), "all are reached"
+        driver.repair(msgspec.structs.replace(relayed, origin=plan.lineage, attempt=1), mesh.contributions[0], {})
+        assert await asks()
+        driver.stop()
+        assert not await asks()
+        driver.start(plan, mesh.contributions[0])
+        assert not await asks(), "nor for a plan that was left"
+        driver.start(relayed, mesh.contributions[0])
+        assert await asks()
+
+
 async def test_who_is_through_leaves_the_processor_to_neighbours_that_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
