@@ -30,6 +30,7 @@ from blake3 import blake3
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, SCOPE_BYTES, FrameHeader, FrameKind, split_chunk
+from shoal.swarm.lanes.queue import Frame, Later
 
 FETCH_LIMIT = 16
 """Fetches under way at once."""
@@ -81,7 +82,7 @@ class ChunkRef(NamedTuple):
 class Post(Protocol):
     """Outlet of frames: the lane pool's `post`."""
 
-    def __call__(self, peer: PeerId, header: FrameHeader, payload: memoryview | bytes, /) -> None:
+    def __call__(self, peer: PeerId, header: FrameHeader, payload: memoryview | bytes | Later, /) -> None:
         """Queue a frame. Raises NetworkError."""
 
 
@@ -251,17 +252,26 @@ class ChunkExchange:
         for chunk in range(first.chunk, first.chunk + 1 + further):
             ref = ChunkRef(first.space, first.scope, chunk)
             if not self.takes_up(peer, ref):
-                self.serve(peer, ref, self._lookup(ref))
+                self.serve(peer, ref, self._lookup(ref), later=self._due)
 
-    def serve(self, peer: PeerId, ref: ChunkRef, data: memoryview | None) -> None:
-        """Send a chunk to who asked for it; None: it is not held. From any thread. Raises NetworkError."""
+    def _due(self, header: FrameHeader) -> Frame:
+        """A frame whose turn it is; a refusal in its place if the chunk is held no more. See `Later`."""
+        ref = ChunkRef.of(header)
+        data = self._lookup(ref)
+        if data is None or data.nbytes != header.total:
+            return _header(FrameKind.REFUSED, ref), memoryview(b"")
+        return header, data.cast("B")[header.offset : header.offset + header.length]
+
+    def serve(self, peer: PeerId, ref: ChunkRef, data: memoryview | None, *, later: Later | None = None) -> None:
+        """Send a chunk to who asked for it; None: it is not held. From any thread. Raises NetworkError.
+
+        later: gives its frames when they are due, so that `data` is not kept until then.
+        """
         if data is None:
-            header = FrameHeader(kind=FrameKind.REFUSED, flags=ref.space, chunk=ref.chunk, scope=ref.scope, length=0)
-            self._post(peer, header, b"")
+            self._post(peer, _header(FrameKind.REFUSED, ref), b"")
             return
-        model = FrameHeader(kind=FrameKind.STATE, flags=ref.space, chunk=ref.chunk, scope=ref.scope, length=0)
-        for header, piece in split_chunk(model, data):
-            self._post(peer, header, piece)
+        for header, piece in split_chunk(_header(FrameKind.STATE, ref), data):
+            self._post(peer, header, piece if later is None else later)
 
     # -- called by who wants chunks --------------------------------------------------------------------------
 
@@ -321,6 +331,10 @@ class ChunkExchange:
         self.forget(fetch)
         with self._lock:
             self._fetches.remove(fetch)
+
+
+def _header(kind: FrameKind, ref: ChunkRef) -> FrameHeader:
+    return FrameHeader(kind=kind, flags=ref.space, chunk=ref.chunk, scope=ref.scope, length=0)
 
 
 class ChunkFetch:

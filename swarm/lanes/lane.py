@@ -30,7 +30,7 @@ from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.lanes.frame import BULK_KINDS, HEADER_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
-from shoal.swarm.lanes.queue import Frame, FrameQueue
+from shoal.swarm.lanes.queue import CHUNKS_PER_EMPTY_FRAME, Frame, FrameQueue, Later
 from shoal.swarm.lanes.seal import LANE_LIMIT_BYTES, TAG_BYTES, Opener, Sealer
 from shoal.swarm.lanes.shared import SharedOffer, Sharing, on_one_machine
 from shoal.swarm.lanes.socket import MSG_WAITALL, Moved, ends_of, frame_buffers, moved, path_of, prepare, reason_of
@@ -184,7 +184,7 @@ class Lane:
         )
 
     def start(self) -> None:
-        """Make the socket blocking and start both threads."""
+        """Make the socket blocking and start both threads. Raises NetworkError, and it has ended, if there are none."""
         with self._changed:
             self._queue.lanes += 1
             self._queue.open_lanes += 1
@@ -192,8 +192,14 @@ class Lane:
             prepare(self._socket, self._limits.stall_s)
         except OSError as error:  # reset already; the threads find out at once and say so
             self._fail(NetworkError(f"the connection with {self.peer} broke: {reason_of(error)}"))
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:  # as many run as the system, or a container, allows
+            self._fail(NetworkError(f"no threads for a lane to {self.peer}: {error}"))
+            for _ in filter(lambda thread: thread.ident is None, self._threads):
+                self._leave()
+            raise NetworkError(f"no threads for a lane to {self.peer}: {error}") from None
 
     @property
     def usable(self) -> bool:
@@ -239,22 +245,24 @@ class Lane:
         counted, sharing = moved(self._socket), self._sharing
         return None if counted is None else counted + Moved(sharing.bytes_received, sharing.bytes_sent)
 
-    def post(self, header: FrameHeader, payload: memoryview | bytes) -> None:
+    def post(self, header: FrameHeader, payload: memoryview | bytes | Later) -> None:
         """Queue a frame; never blocks. `payload` is kept by reference and must not change until it is sent.
 
         payload: contiguous, header.length bytes.
 
         Raises NetworkError if the queue is full or the lane is ending, LocalError if the frame is no proper one.
         """
-        view = memoryview(payload)
         if header.kind in (FrameKind.HELLO, FrameKind.SHARE, FrameKind.CLOSE):
             raise LocalError(f"{header.kind.name} frames are the lane's own")
-        if not view.c_contiguous or view.nbytes != header.length:
-            raise LocalError(f"a payload of {view.nbytes} bytes for a header that says {header.length}")
+        if not callable(payload):
+            view = memoryview(payload)
+            if not view.c_contiguous or view.nbytes != header.length:
+                raise LocalError(f"a payload of {view.nbytes} bytes for a header that says {header.length}")
+            payload = view.cast("B")
         with self._changed:
             if not self.usable:
                 raise NetworkError(f"the lane to {self.peer} is ending")
-            self._queue.put(header, view.cast("B"))
+            self._queue.put(header, payload)
 
     @property
     def shares(self) -> bool:
@@ -417,13 +425,14 @@ class Lane:
         elif region is not None or header.kind not in BULK_KINDS:
             self._sink.received(self.peer, header, target)
         if header.length == 0:
-            self._hold_back()
+            self._hold_back(header)
         return True
 
-    def _hold_back(self) -> None:
+    def _hold_back(self, header: FrameHeader) -> None:
         """A frame that carries nothing came: wait until the peer's are within their rate again."""
+        further = header.total / CHUNKS_PER_EMPTY_FRAME if header.kind is FrameKind.REQUEST else 0.0
         with self._changed:
-            delay_s = self._queue.empty_frames.owe(1.0, time.monotonic())
+            delay_s = self._queue.empty_frames.owe(1.0 + further, time.monotonic())
         if delay_s > 0:
             self._died.wait(delay_s)
 

@@ -41,6 +41,7 @@ from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import JOIN_DEADLINE_S, FrameSink, Lane
 from shoal.swarm.lanes.limits import STALL_DEADLINE_S, LaneLimits, RateLimit
 from shoal.swarm.lanes.listener import ConnectionHandler, LaneListener, addresses_of
+from shoal.swarm.lanes.queue import Later
 from shoal.swarm.lanes.seal import (
     LANES_PER_PEER_LIMIT,
     LaneKeys,
@@ -174,8 +175,6 @@ class LanePool:
             self._obey_summons(peer, asked.lanes)
             return b""
         self._check_room(peer)
-        if len(self.lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
-            raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
         if asked.via is not None and not self._dialler.reach.facts.addresses_of(PeerId(asked.via.relay)):
             raise NetworkError(f"{asked.via.relay} is not linked, or does not relay; it cannot be met there")
         if asked.punch is not None:
@@ -198,7 +197,7 @@ class LanePool:
             return
         raise NetworkError(f"no lane to {peer} within {deadline_s} s")
 
-    def post(self, peer: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
+    def post(self, peer: PeerId, header: FrameHeader, payload: memoryview | bytes | Later) -> None:
         """Queue a frame for the lanes to `peer`; never blocks, keeps `payload` by reference.
 
         Raises NetworkError if there is no usable lane or the frame's scope has no room in the queue.
@@ -315,6 +314,7 @@ class LanePool:
     ) -> None:
         """Hand an authenticated connection to a lane's threads. No checkpoint inside: it happens or it does not."""
         self._check_up()
+        self._check_room(keys.peer)
         pair = self._table.pair(keys.peer)
         lane = Lane(
             socket.socket(fileno=stream.socket.detach()),
@@ -364,6 +364,9 @@ class LanePool:
             raise NetworkError("this node's lanes are not up")
 
     def _check_room(self, peer: PeerId) -> None:
+        """When a lane is agreed on, and when it comes: those agreed on may come all at once."""
+        if len(self.lanes_of(peer)) >= 2 * LANES_PER_PEER_LIMIT:
+            raise RemoteError(f"more than {2 * LANES_PER_PEER_LIMIT} lanes", peer=peer)
         if len(self._table.all()) >= LANE_COUNT_LIMIT // (1 if self._listener.comes_first(peer) else 2):
             raise NetworkError(f"this node has {len(self._table.all())} lanes already")
 

@@ -5,6 +5,8 @@ that goes leaves it to the others. A lane takes of a frame as much as it can car
 a reduction or a state: whatever each has queued, they are served in turn, FRAME_LIMIT_BYTES at a time, and one cannot
 use up another's room.
 
+What a peer asked for is looked up when its turn comes (`Later`): however long the peer takes, nothing is kept for it.
+
 Each takes when it has room. That is as fast as can be while the queue is long. At its end a lane whose window is still
 small, or has just collapsed, would take a frame that another is through with long before, and everybody waits for it.
 So a lane takes a frame only if it is likely to be through with it before the others have emptied the queue and the best
@@ -31,18 +33,29 @@ from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
 from shoal.swarm.lanes.socket import Path
 
-# Of one scope. What waits is referred to, not copied: these bound the headers, and how much memory can be pinned.
+# Of one scope. What waits is referred to, not copied: these bound the headers, and what this node's own frames pin.
 QUEUE_LIMIT_FRAMES = 32 * 1024  # frames of one scope waiting for a peer
 QUEUE_LIMIT_BYTES = 16 << 30  # the same in bytes, by reference
 SCOPE_LIMIT = 64  # scopes waiting for a peer
+FULL_SCOPES = 4  # so many scopes' frames at most wait in all: who asks and takes nothing has 40 MB of headers kept
 TURN_BYTES = FRAME_LIMIT_BYTES + SEAL_OVERHEAD_BYTES
 EMPTY_FRAMES_PER_S, EMPTY_FRAMES_BURST = 2000.0, 16 * 1024.0
 """Of one peer, that carry nothing: a request for each chunk there can be, at once."""
+CHUNKS_PER_EMPTY_FRAME = 4.0
+"""So many chunks that are asked for together count as one: to answer each takes 20 us, also where it is refused."""
 OVERDUE = 4.0
 """So many times as long as expected, and a lane is taken to be stuck; OVERDUE_LEAST_S at least."""
 OVERDUE_LEAST_S = 1.0
 
 Frame = tuple[FrameHeader, memoryview]
+Later = Callable[[FrameHeader], Frame]
+"""Gives a frame when it is its turn, by its header; or one without payload in its place. Called under the queue's lock,
+in lanes' threads."""
+
+
+def due(header: FrameHeader, payload: memoryview | bytes | Later) -> Frame:
+    """The frame that goes out, now that it is its turn."""
+    return payload(header) if callable(payload) else (header, memoryview(payload))
 
 
 class Lineup:
@@ -92,7 +105,7 @@ class Lineup:
 class _Scope:
     """Frames of one scope that wait, and bytes that are left of its turn."""
 
-    frames: deque[Frame] = field(default_factory=deque)
+    frames: deque[tuple[FrameHeader, memoryview | Later]] = field(default_factory=deque)
     waiting_bytes: int = 0
     credit: int = 0
 
@@ -123,6 +136,7 @@ class FrameQueue:
         self._clock = clock
         self._scopes: dict[bytes, _Scope] = {}
         self._turns: deque[bytes] = deque()
+        self._waiting_frames = 0  # of all scopes
 
     @property
     def waits(self) -> bool:
@@ -140,8 +154,10 @@ class FrameQueue:
         frames = () if waiting is None else waiting.frames
         return frozenset((header.kind, header.chunk) for header, _ in frames if not header.offset and not header.flags)
 
-    def put(self, header: FrameHeader, payload: memoryview) -> None:
-        """Queue a frame and wake one lane. Raises NetworkError if its scope has no room."""
+    def put(self, header: FrameHeader, payload: memoryview | Later) -> None:
+        """Queue a frame and wake one lane. Raises NetworkError if its scope, or all of them, have no room."""
+        if self._waiting_frames >= FULL_SCOPES * self._limit_frames:
+            raise NetworkError(f"{self._waiting_frames} frames are queued already")
         scope = self._scopes.get(header.scope)
         if scope is None:
             if len(self._scopes) >= SCOPE_LIMIT:
@@ -151,6 +167,7 @@ class FrameQueue:
         elif len(scope.frames) >= self._limit_frames or scope.waiting_bytes + header.length > self._limit_bytes:
             raise NetworkError(f"{len(scope.frames)} frames of one scope are queued already")
         scope.frames.append((header, payload))
+        self._waiting_frames += 1
         scope.waiting_bytes += header.length
         self.queued_bytes += header.length
         if self.busy_since is None:
@@ -180,14 +197,20 @@ class FrameQueue:
         return taken
 
     def _pop(self, scope: _Scope, frame_bytes: int) -> Frame:
-        frame = scope.frames.popleft()
-        if frame[0].length > frame_bytes:
-            frame, rest = _cut(frame, frame_bytes)
-            scope.frames.appendleft(rest)
-        scope.credit -= frame[0].length + SEAL_OVERHEAD_BYTES
-        scope.waiting_bytes -= frame[0].length
+        header, payload = scope.frames.popleft()
+        if header.length > frame_bytes:
+            rest = replace(header, length=header.length - frame_bytes, offset=header.offset + frame_bytes)
+            header = replace(header, length=frame_bytes)
+            scope.frames.appendleft((rest, payload if callable(payload) else payload[frame_bytes:]))
+            payload = payload if callable(payload) else payload[:frame_bytes]
+        else:
+            self._waiting_frames -= 1
+        scope.credit -= header.length + SEAL_OVERHEAD_BYTES
+        scope.waiting_bytes -= header.length
         if not scope.frames:
             del self._scopes[self._turns.popleft()]
+        frame = due(header, payload)
+        self.queued_bytes -= header.length - frame[0].length
         return frame
 
     def done(self, size: int) -> None:
@@ -201,14 +224,8 @@ class FrameQueue:
         self.queued_bytes -= sum(scope.waiting_bytes for scope in self._scopes.values())
         self._scopes.clear()
         self._turns.clear()
+        self._waiting_frames = 0
         self.busy_since = None
-
-
-def _cut(frame: Frame, size: int) -> tuple[Frame, Frame]:
-    """The first `size` bytes of a frame's payload, and the others, each under a header of its own."""
-    header, payload = frame
-    rest = replace(header, length=header.length - size, offset=header.offset + size)
-    return (replace(header, length=size), payload[:size]), (rest, payload[size:])
 
 
 def _ignore() -> None:

@@ -42,6 +42,7 @@ from shoal.protocol.peering import FetchRequest
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, FrameHeader
+from shoal.swarm.lanes.queue import Later, due
 from shoal.swarm.lanes.socket import Moved
 from tests.node.box_net import LATENCY_S, BoxHost, BoxLinks
 from tests.node.box_reduce import BoxReduce
@@ -244,8 +245,9 @@ class Life:
         await trio.sleep(self.box.rng.uniform(*LATENCY_S))
         self.donor(peer)
 
-    def _post_chunk(self, to: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
-        exchange, data = self.donor(to).exchange, bytes(payload)
+    def _post_chunk(self, to: PeerId, header: FrameHeader, payload: memoryview | bytes | Later) -> None:
+        header, data = due(header, payload)
+        exchange = self.donor(to).exchange
         if header.kind in BULK_KINDS:
             region = exchange.region(self.peer, header)
             if region is None:

@@ -30,6 +30,7 @@ from shoal.protocol.peering import FetchAnswer, FetchRequest
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, FrameHeader, FrameKind
+from shoal.swarm.lanes.queue import Later, due
 from shoal.swarm.lanes.socket import Moved
 from tests.node.ledger import Ledger
 
@@ -179,8 +180,9 @@ class World:
         if not self.donors[peer].has_lane or self.donors[peer].dead:
             raise NetworkError(f"no lane to {peer} within {deadline_s} s")
 
-    def _poster(self, sender: PeerId) -> Callable[[PeerId, FrameHeader, memoryview | bytes], None]:
-        def post(to: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
+    def _poster(self, sender: PeerId) -> Callable[[PeerId, FrameHeader, memoryview | bytes | Later], None]:
+        def post(to: PeerId, header: FrameHeader, payload: memoryview | bytes | Later) -> None:
+            header, payload = due(header, payload)
             self.frames.append((sender, to, header))
             data: bytes | None = bytes(payload)
             if header.kind is FrameKind.STATE:

@@ -96,4 +96,46 @@ LANES: tuple[Bug, ...] = (
         "if self._limits.capped and not was_capped:",
         "if False:",
     ),
+    bug(
+        "who takes nothing of what it asked for keeps a state's file for each time that it asked",
+        "tests/node/state/test_states.py::test_who_asks_for_each_state_and_takes_nothing_keeps_none_of_them",
+        "self._post(peer, header, piece if later is None else later)",
+        "self._post(peer, header, piece)",
+    ),
+    bug(
+        "a chunk that is held no more when its turn comes counts as waiting for ever",
+        "tests/swarm/lanes/test_queue.py::test_frame_is_looked_up_when_its_turn_comes_and_each_part_for_itself",
+        "self.queued_bytes -= header.length - frame[0].length",
+        "self.queued_bytes -= 0",
+    ),
+    bug(
+        "who asks for many chunks together spends as little as for one",
+        "tests/swarm/lanes/test_lane_rates.py"
+        "::test_frames_that_carry_nothing_are_read_at_their_rate_over_all_lanes_of_a_peer",
+        "self._queue.empty_frames.owe(1.0 + further, time.monotonic())",
+        "self._queue.empty_frames.owe(1.0 + 0 * further, time.monotonic())",
+    ),
+    bug(
+        "frames wait for a peer without end, a little in each of many scopes",
+        "tests/swarm/lanes/test_queue.py::test_queue_bounds_the_frames_of_all_scopes_together",
+        "if self._waiting_frames >= FULL_SCOPES * self._limit_frames:",
+        "if self._waiting_frames >= SCOPE_LIMIT * self._limit_frames:",
+    ),
+    bug(
+        "a lane for which there is no thread ends the node",
+        "tests/swarm/lanes/test_pool.py::test_lane_for_which_the_system_has_no_thread_ends_and_nothing_else",
+        "except RuntimeError as error:  # as many run as the system, or a container, allows",
+        "except RecursionError as error:",
+    ),
+    bug(
+        "lanes that were agreed on come all, however many there are by then",
+        "tests/swarm/lanes/test_pool.py::test_lanes_that_were_agreed_on_and_come_at_once_are_no_more_than_may_be",
+        """
+        self._check_up()
+        self._check_room(keys.peer)
+        """,
+        """
+        self._check_up()
+        """,
+    ),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -18,10 +20,12 @@ from shoal.node.state import states as states_module
 from shoal.node.state.file_memory import mapping_of
 from shoal.node.state.state_files import read_state, write_state
 from shoal.node.state.states import FINALS_KEPT, FINALS_MIN, PIN_S, PINS_LIMIT_STATES, STATES_KEPT, StateCache
+from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term
 from shoal.protocol.wire import canonical
-from shoal.swarm.lanes.chunks import ChunkRef, ChunkSpace
-from shoal.swarm.lanes.frame import SCOPE_BYTES
+from shoal.swarm.lanes.chunks import ChunkExchange, ChunkRef, ChunkSpace
+from shoal.swarm.lanes.frame import SCOPE_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.queue import FrameQueue, Later
 from tests.node.ledger import GRID, Ledger, identity, plan_of, save_finals, state_of
 
 
@@ -537,6 +541,66 @@ def test_state_that_the_swarm_went_back_to_is_among_the_newest(folder: Path) -> 
     assert cache.held_rounds() == [2, 5]
     put(cache, 3)
     assert cache.held_rounds() == [2, 3]
+
+
+class Drain:
+    """A peer that asked a cache for chunks, and takes their frames when it likes."""
+
+    def __init__(self, cache: StateCache) -> None:
+        self.queue = FrameQueue()
+        self._exchange = ChunkExchange(post=self._post, lookup=cache.lookup)
+
+    def _post(self, peer: PeerId, header: FrameHeader, payload: memoryview | bytes | Later) -> None:
+        with self.queue.changed:
+            self.queue.put(header, payload if callable(payload) else memoryview(payload))
+
+    def ask(self, ref: ChunkRef) -> None:
+        kind = FrameKind.REQUEST
+        asked = FrameHeader(kind=kind, flags=ref.space, chunk=ref.chunk, scope=ref.scope, length=0)
+        self._exchange.received(PeerId("slow"), asked)
+
+    def take(self) -> tuple[FrameKind, bytes]:
+        ((header, payload),) = self.queue.take(0)
+        self.queue.done(header.length)
+        return header.kind, bytes(payload)
+
+
+def test_who_asks_for_each_state_and_takes_nothing_keeps_none_of_them(folder: Path) -> None:
+    clock, rounds = Clock(), 12
+    cache = cache_with(folder, clock, 0)
+    drain, files = Drain(cache), []
+    for round in range(1, rounds + 1):
+        clock.now += PIN_S / 2
+        put(cache, round)
+        state = cache.state(round)
+        assert state is not None
+        files.append(weakref.ref(state.anchor))
+        drain.ask(chunk_of(state_digest(round)))
+        del state
+    clock.now += PIN_S + 1
+    put(cache, rounds + 1)
+    gc.collect()
+    assert [round for round, file in enumerate(files, 1) if file() is not None] == [rounds]
+    assert drain.queue.queued_bytes == rounds * 4 * GRID.chunk_values
+    answers = [drain.take() for _ in range(rounds)]
+    newest = state_of(rounds, seed=rounds).anchor[: GRID.chunk_values].tobytes()
+    assert answers == [(FrameKind.REFUSED, b"")] * (rounds - 1) + [(FrameKind.STATE, newest)]
+    assert not drain.queue.waits
+    assert drain.queue.queued_bytes == 0
+    assert drain.queue.busy_since is None
+
+
+def test_who_takes_slowly_what_it_asked_for_is_served_to_the_end(folder: Path) -> None:
+    clock = Clock()
+    cache, anchor = cache_with(folder, clock, 1), state_of(1, seed=1).anchor
+    drain = Drain(cache)
+    for chunk in range(GRID.chunks):
+        drain.ask(chunk_of(state_digest(1), chunk))
+    for chunk in range(GRID.chunks):  # and whatever rounds pass meanwhile
+        put(cache, 2 + chunk)
+        assert drain.take() == (FrameKind.STATE, anchor[slice(*GRID.span(chunk))].tobytes())
+        clock.now += PIN_S - 1
+    assert cache.held_rounds() == sorted({1, GRID.chunks, GRID.chunks + 1})
 
 
 # -- finals on disk, served ----------------------------------------------------------------------------------

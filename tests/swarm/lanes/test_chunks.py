@@ -25,6 +25,7 @@ from shoal.swarm.lanes.chunks import (
     LaneBroke,
 )
 from shoal.swarm.lanes.frame import BULK_KINDS, FRAME_LIMIT_BYTES, FrameHeader, FrameKind
+from shoal.swarm.lanes.queue import Later, due
 
 pytestmark = pytest.mark.virtual_time(limit_s=1000.0)
 
@@ -64,9 +65,10 @@ class Net:
         def lookup(wanted: ChunkRef) -> memoryview | None:
             return memoryview(table[wanted]) if wanted in table else None
 
-        def post(receiver: PeerId, header: FrameHeader, payload: memoryview | bytes) -> None:
+        def post(receiver: PeerId, header: FrameHeader, payload: memoryview | bytes | Later) -> None:
             if receiver in self.cut:
                 raise NetworkError(f"there is no lane to {receiver}")
+            header, payload = due(header, payload)
             frame = Frame(peer, receiver, header, bytes(payload))
             self.frames.append(frame)
             passed = self.on_frame(frame)

@@ -10,7 +10,7 @@ from shoal.protocol.limits import TokenBucket
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import Lane
 from shoal.swarm.lanes.limits import LaneLimits, RateLimit
-from shoal.swarm.lanes.queue import FrameQueue
+from shoal.swarm.lanes.queue import CHUNKS_PER_EMPTY_FRAME, FrameQueue
 from tests.swarm.lane_ends import WAIT_S, RecordingSink, agree, make_lane, tcp_pair
 
 MB = 1_000_000
@@ -94,21 +94,25 @@ def moved(near: list[Lane], far: list[Lane], direction: str) -> int:
     return sum(lane.bytes_sent for lane in near) if direction == "upload" else sum(ln.bytes_received for ln in far)
 
 
-def test_frames_that_carry_nothing_are_read_at_their_rate_over_all_lanes_of_a_peer() -> None:
-    frames, burst, per_s, lanes = 60, 20, 40, 2
+@pytest.mark.parametrize(("frames", "burst", "per_s", "further"), [(60, 20, 40, 0), (6, 66, 200, 256)])
+def test_frames_that_carry_nothing_are_read_at_their_rate_over_all_lanes_of_a_peer(
+    frames: int, burst: int, per_s: int, further: int
+) -> None:
+    """further: chunks that each asks for beside the first."""
+    lanes, cost = 2, 1 + further / CHUNKS_PER_EMPTY_FRAME
     queue = FrameQueue()
     queue.empty_frames = TokenBucket(per_s, burst, time.monotonic())
     ends, sink = [(tcp_pair(), agree()) for _ in range(lanes)], RecordingSink()
     near = [make_lane(pair[0], keys[0], RecordingSink()) for pair, keys in ends]
     far = [make_lane(pair[1], keys[1], sink, queue=queue) for pair, keys in ends]
-    empty = FrameHeader(kind=FrameKind.REQUEST, length=0)
+    empty = FrameHeader(kind=FrameKind.REQUEST, length=0, total=further)
     try:
         began = time.monotonic()
         for number in range(frames):
             near[number % lanes].post(empty, b"")
         for _ in range(frames):
             assert sink.frames.get(timeout=WAIT_S) == (empty, b"")
-        assert time.monotonic() - began >= (frames - burst - lanes) / per_s
+        assert time.monotonic() - began >= ((frames - lanes) * cost - burst) / per_s > 0.4
         assert all(lane.usable for lane in far)
     finally:
         for lane in near + far:

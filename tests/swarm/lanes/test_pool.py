@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import socket
+import threading
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -8,6 +11,7 @@ from msgspec.structs import replace
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.swarm.lanes import pool as pool_module
 from shoal.swarm.lanes import table as lane_table
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import RATE_LIMIT_MIN_BYTES_PER_S, LaneLimits, RateLimit
@@ -53,6 +57,60 @@ async def test_pool_carries_frames_both_ways_over_one_lane() -> None:
         # The kernel may deliver before the sending thread has counted.
         await until(lambda: alice.bytes_sent == bob.bytes_received == 5 + SEAL_OVERHEAD_BYTES)
         assert alice.queued_bytes(BOB) == 0
+
+
+@pytest.mark.parametrize("whose", [ALICE, BOB])
+@pytest.mark.parametrize("lacks", ["send", "receive"])
+async def test_lane_for_which_the_system_has_no_thread_ends_and_nothing_else(
+    whose: PeerId, lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, other = threading.Thread.start, BOB if whose == ALICE else ALICE
+    in_vain: list[str] = []
+
+    def refused(self: threading.Thread) -> None:
+        if self.name == f"lane {lacks} {other[-6:]}":
+            in_vain.append(self.name)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    async with alice_and_bob() as (net, alice, bob):
+        with monkeypatch.context() as system:
+            system.setattr(threading.Thread, "start", refused)
+            with suppress(NetworkError):
+                await alice.ensure(BOB, deadline_s=1.0)
+            _, error = await net.sinks[whose].next_closed()
+            assert str(error) == f"no threads for a lane to {other}: can't start new thread"
+            await until(lambda: alice.connected() == bob.connected() == frozenset())
+            assert in_vain
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        alice.post(BOB, NOTE, b"hello")
+        assert await net.sinks[BOB].next_frame() == (ALICE, NOTE, b"hello")
+        assert [len(lanes_of(alice, BOB)), len(lanes_of(bob, ALICE))] == [1, 1]
+
+
+async def test_lanes_that_were_agreed_on_and_come_at_once_are_no_more_than_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "LANES_PER_PEER_LIMIT", 2)
+    kept: list[socket.socket] = []
+
+    def adopt(stream: trio.SocketStream, *_: object, dialled: bool) -> None:
+        kept.append(socket.socket(fileno=stream.socket.detach()))
+
+    async with alice_and_bob() as (_, alice, bob):
+        alice._dialler._adopt = adopt  # type: ignore[assignment]
+        agreed = [await alice._dialler.agree(BOB, 1) for _ in range(6)]
+        for answer, keys in agreed:
+            stream = await trio.open_tcp_stream(*parse_address(answer.addresses[0]))
+            await alice._dialler.introduce(stream, keys)
+        for connection in kept[4:]:
+            connection.settimeout(WAIT_S)
+            assert await trio.to_thread.run_sync(connection.recv, 1) == b""
+        assert len(lanes_of(bob, ALICE)) == 4
+        with pytest.raises(RemoteError, match="more than 4 lanes"):
+            await alice._dialler.agree(BOB, 1)
+        for connection in kept:
+            connection.close()
 
 
 async def test_pool_counts_payload_sent_over_all_lanes_there_were() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from shoal.protocol.errors import NetworkError
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, LARGE_FRAME_BYTES, FrameHeader, FrameKind, split_chunk
 from shoal.swarm.lanes.limits import LaneLimits
-from shoal.swarm.lanes.queue import SCOPE_LIMIT, FrameQueue
+from shoal.swarm.lanes.queue import FULL_SCOPES, SCOPE_LIMIT, FrameQueue
 from shoal.swarm.lanes.seal import SEAL_OVERHEAD_BYTES
 from tests.swarm.lane_ends import WAIT_S, RecordingSink, agree, make_lane, tcp_pair, two_lanes
 
@@ -80,6 +80,38 @@ def test_queue_gives_of_a_frame_what_the_lane_can_carry(length: int, frame_bytes
     assert queue.busy_since is None
 
 
+@pytest.mark.parametrize("frame_bytes", [1000, FRAME_LIMIT_BYTES, LARGE_FRAME_BYTES])
+def test_frame_is_looked_up_when_its_turn_comes_and_each_part_for_itself(frame_bytes: int) -> None:
+    queue, length = FrameQueue(), FRAME_LIMIT_BYTES + 1
+    payload = memoryview(random.Random(length).randbytes(length))
+    whole = FrameHeader(kind=FrameKind.STATE, length=length, offset=7, total=7 + length, chunk=3, scope=FIRST)
+    gone = FrameHeader(kind=FrameKind.REFUSED, length=0, chunk=4, scope=FIRST)
+    asked: list[FrameHeader] = []
+
+    def later(header: FrameHeader) -> tuple[FrameHeader, memoryview]:
+        asked.append(header)
+        return header, payload[header.offset - 7 :][: header.length]
+
+    with queue.changed:
+        queue.put(whole, later)
+        queue.put(replace(whole, chunk=4), lambda header: (gone, memoryview(b"")))
+    assert asked == []
+    assert queue.queued_bytes == 2 * length
+    parts = []
+    while frames := queue.take(0, frame_bytes):
+        parts += frames
+    carried = [part for part in parts if part[0].chunk == 3]
+    assert b"".join(part for _, part in carried) == payload
+    assert [header for header, _ in carried] == asked
+    assert asked == [
+        replace(whole, offset=7 + at, length=min(frame_bytes, length - at)) for at in range(0, length, frame_bytes)
+    ]
+    assert {header for header, _ in parts[len(carried) :]} == {gone}
+    queue.done(length)
+    assert queue.queued_bytes == 0
+    assert queue.busy_since is None
+
+
 @pytest.mark.parametrize("frame_bytes", [FRAME_LIMIT_BYTES, LARGE_FRAME_BYTES])
 def test_queue_shares_by_bytes_where_one_has_large_frames(frame_bytes: int) -> None:
     queue, large = FrameQueue(), LARGE_FRAME_BYTES
@@ -121,6 +153,27 @@ def test_queue_bounds_frames_and_bytes_of_each_scope() -> None:
     assert queue.queued_bytes == 6000
     queue.take(0)
     put(queue, FIRST, 3, 1000)
+
+
+@pytest.mark.parametrize("frame_bytes", [400, 1000])
+def test_queue_bounds_the_frames_of_all_scopes_together(frame_bytes: int) -> None:
+    queue, scopes = FrameQueue(limit_frames=3), [bytes([n]) * 8 for n in range(FULL_SCOPES + 1)]
+    for cleared in (False, True):
+        for scope in scopes[:-1]:
+            for number in range(3):
+                put(queue, scope, number, 1000)
+        with pytest.raises(NetworkError, match=f"{3 * FULL_SCOPES} frames"):
+            put(queue, scopes[-1], 0, 10)
+        if cleared:
+            queue.clear()
+        else:
+            ((taken, _),) = queue.take(0, frame_bytes)
+            if taken.length < 1000:  # what is left of it waits yet
+                with pytest.raises(NetworkError, match="frames are queued"):
+                    put(queue, scopes[-1], 0, 10)
+            while queue.take(0, frame_bytes):
+                pass
+    put(queue, scopes[-1], 0, 10)
 
 
 def test_queue_bounds_the_scopes() -> None:
