@@ -6,8 +6,9 @@ A record is signed by its peer, which may put any address into it, and only a ha
   host `HOST_BURST` times, then `HOST_PER_S`, until somebody is reached there. All DNS names but those that this node's
   user gave count as one target.
 * Of one peer at most ADDRESSES_LIMIT addresses are tried.
-* Loopback is tried only of a peer that names nothing but this machine's own addresses. So is the unspecified address,
-  which leads there too; and what an IPv6 address has of an IPv4 one in it is taken for that one.
+* Loopback is tried only of a peer that names nothing but this machine's own addresses, and only by a node that has no
+  other address than loopback itself, or whose user named one: others on this machine reach each other without. So is
+  the unspecified address, which leads there too; and what an IPv6 address has of an IPv4 one in it is taken for that.
 * Private addresses of networks in which this machine is not are tried only of a peer that names no public one.
 * A name that others gave is dialled where it leads, as far as its peer may be there by the same rules, and counts there
   too: so whoever has it lead elsewhere a moment later gains nothing.
@@ -60,6 +61,11 @@ class DialTargets:
         if len(self._named) < NAMED_LIMIT:
             self._named.add(_direct(address).host)
 
+    @property
+    def names_loopback(self) -> bool:
+        """True if this node's user named an address that means this machine alone."""
+        return any(host == "localhost" or is_loopback(machine_at(host)) for host in self._named)
+
     def may_dial(self, address: Address | CircuitAddress) -> bool:
         """Return True if this address may be dialled once more, and count the dial."""
         now, host = trio.current_time(), machine_at(_direct(address).host)
@@ -82,10 +88,12 @@ class DialTargets:
         return machine_at(direct.host), direct.port
 
 
-async def places_of(address: Address | CircuitAddress, beside: Sequence[str]) -> list[Address | CircuitAddress]:
+async def places_of(
+    address: Address | CircuitAddress, beside: Sequence[str], *, on_loopback: bool = True
+) -> list[Address | CircuitAddress]:
     """Where a name leads that others gave, as far as its peer may be there, of which the addresses `beside` are said.
 
-    Raises NetworkError if it leads nowhere.
+    on_loopback: as of `worth_dialling`. Raises NetworkError if it leads nowhere.
     """
     named = _direct(address)
     try:
@@ -96,27 +104,29 @@ async def places_of(address: Address | CircuitAddress, beside: Sequence[str]) ->
     texts = [format_address(host, named.port, named.peer) for host in hosts]
     if isinstance(address, CircuitAddress):
         texts = [format_circuit(text, address.peer) for text in texts]
-    kept = set(_possible([*filter(_host, beside), *texts]))
+    kept = set(_possible([*filter(_host, beside), *texts], on_loopback=on_loopback))
     return [parse_any(text) for text in in_dialling_order(texts) if text in kept][:ADDRESSES_LIMIT]
 
 
 def worth_dialling(
-    addresses: Sequence[str], *, is_connected: Callable[[PeerId], bool] = lambda peer: False
+    addresses: Sequence[str], *, is_connected: Callable[[PeerId], bool] = lambda peer: False, on_loopback: bool = True
 ) -> tuple[str, ...]:
     """Of what one peer is said to have, what is tried, in that order. What is no address is left in.
 
-    is_connected: whether a relay is, so that nothing is dialled to get there.
+    is_connected: whether a relay is, so that nothing is dialled to get there. on_loopback: whether loopback is tried.
     """
-    return in_dialling_order(_possible(addresses, is_connected))[:ADDRESSES_LIMIT]
+    return in_dialling_order(_possible(addresses, is_connected, on_loopback=on_loopback))[:ADDRESSES_LIMIT]
 
 
-def _possible(addresses: Sequence[str], is_connected: Callable[[PeerId], bool] = lambda peer: False) -> list[str]:
+def _possible(
+    addresses: Sequence[str], is_connected: Callable[[PeerId], bool] = lambda peer: False, *, on_loopback: bool
+) -> list[str]:
     """Those of a peer's addresses at which it can be, as far as all of them together show that."""
     dialled = {text: host for text in addresses if (host := _host(text, is_connected)) is not None}
     own = {host for text, host in dialled.items() if not is_circuit(text)}
     hosts = own.union(dialled.values())
     mine = own_hosts() if any(map(is_loopback, hosts)) else frozenset[str]()
-    here = all(is_loopback(host) or host in mine for host in hosts)
+    here = on_loopback and all(is_loopback(host) or host in mine for host in hosts)
     networks = own_networks() if any(map(is_private, hosts)) and not all(map(is_private, hosts)) else ()
 
     def may(text: str) -> bool:

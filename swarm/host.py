@@ -23,7 +23,14 @@ from typing import TypeVar
 
 import trio
 
-from shoal.protocol.address import Address, CircuitAddress, ListenAddress, parse_any, parse_listen_address
+from shoal.protocol.address import (
+    Address,
+    CircuitAddress,
+    ListenAddress,
+    parse_address,
+    parse_any,
+    parse_listen_address,
+)
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm import incoming, transport
@@ -273,7 +280,7 @@ class Host:
         reasons: list[str] = []
         refused, silent = set[str](), set[str]()
         is_busy = False
-        addresses = worth_dialling(addresses, is_connected=self.is_direct)
+        addresses = worth_dialling(addresses, is_connected=self.is_direct, on_loopback=self._dials_loopback)
         for tried, text in enumerate(addresses):
             share_s = (end - trio.current_time()) / (len(addresses) - tried)
             try:
@@ -321,7 +328,7 @@ class Host:
         failure = NetworkError(f"{named.host} leads nowhere that {named.peer} may be, or was not found in time")
         places: list[Address | CircuitAddress] = []
         with trio.move_on_at(ends_at):
-            places = await places_of(address, beside)
+            places = await places_of(address, beside, on_loopback=self._dials_loopback)
         for tried, place in enumerate(places):
             if self._targets.may_dial(place):
                 share_s = (ends_at - trio.current_time()) / (len(places) - tried)
@@ -365,7 +372,12 @@ class Host:
             return False
         if not isinstance(address, CircuitAddress):
             return first in self.connected() or self._targets.may_dial(address)
-        return self.is_direct(first) or (text in worth_dialling(beside) and self._targets.may_dial(address))
+        is_worth = text in worth_dialling(beside, on_loopback=self._dials_loopback)
+        return self.is_direct(first) or (is_worth and self._targets.may_dial(address))
+
+    @property
+    def _dials_loopback(self) -> bool:
+        return self._targets.names_loopback or all(is_loopback(parse_address(text).host) for text in self.addresses)
 
     def ping(self, peer: PeerId, number: int) -> None:
         """Ask a connected peer for a sign of life, whose number (32 bits) is this one's. Never waits."""

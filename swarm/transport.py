@@ -416,6 +416,12 @@ class Network(Swarm):  # type: ignore[misc]
         for conn in self.get_connections(ID.from_base58(peer)):
             await self.drop(conn)
 
+    async def drop_connection_of(self, stream: AnyStream) -> None:
+        """Close the connection that a stream came over, and no other with its peer."""
+        for conn in self.get_connections(stream.muxed_conn.peer_id):
+            if conn.muxed_conn is stream.muxed_conn:
+                await self.drop(conn)
+
     def peers(self) -> frozenset[PeerId]:
         """The peers with a live connection."""
         return frozenset(PeerId(str(peer_id)) for peer_id in self.connections if self.link(peer_id) is not None)
@@ -524,7 +530,7 @@ def make_host(network: Network, peer_limits: PeerLimits) -> BasicHost:
         with peer_limits.stream(peer) as welcome:
             if not welcome:
                 if peer_limits.is_flooding(peer):
-                    await network.drop_peer(peer)
+                    await network.drop_connection_of(stream)
                 await reset_quietly(stream)
                 return
             try:

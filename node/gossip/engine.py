@@ -95,6 +95,7 @@ class GossipEngine:
         self._exchanging: Fetch | None = None  # what is fetched, or is to be
         self._fetch_changed = trio.Event()
         self._fetching = trio.CancelScope()
+        self._obtaining = trio.CancelScope()
         self.machine: PairingMachine | None = None
         self.contributors = Contributors()
         self.left = trio.Event()
@@ -123,6 +124,7 @@ class GossipEngine:
         """Leave the swarm once nobody is fetching from this node, or after LINGER_S; `left` is set then."""
         if self._leave_asked_at is None:
             self._leave_asked_at = trio.current_time()
+            self._obtaining.cancel()  # a snapshot may take hours to come
             self.put(Tick())
 
     @property
@@ -185,23 +187,13 @@ class GossipEngine:
         state = await start.from_disk()
         if state is not None:
             self._saver.begin(state.round)
-        while state is None and not self.leaving:
-            event = await self._inbox.next()
-            if isinstance(event, Received):
-                await TAKERS[type(event.message)](self, event.peer, event.message)
-                continue
-            if isinstance(event, SetPaused):
-                await self._set_paused(event.paused)
-            self._show_phase()
-            self._layouts.accept_model_of(self._founders[0])
-            if start.ask_due(trio.current_time()):
-                self._p.links.broadcast(AskStanding())
-            state = await start.attempt(trio.current_time())
-            if state is not None:
-                await self._saver.save_now(state)
-        if state is None:
-            self.left.set()
-            return False
+        else:
+            with self._obtaining:
+                state = await self._obtain_from_others(start)
+            if state is None:
+                self.left.set()
+                return False
+            await self._saver.save_now(state)
         self._start, self._state = None, state
         if state.round:
             self._p.log.caught_up(state.round)
@@ -216,6 +208,24 @@ class GossipEngine:
         await self._moments.restore(state.round)
         await self._p.training_client.stand_on(state, state.anchor, taken=0)
         return True
+
+    async def _obtain_from_others(self, start: GossipStart) -> CertifiedState | None:
+        """A peer's state, or a founder's own; None if the node is to leave. Cancellation: there is none."""
+        while not self.leaving:
+            event = await self._inbox.next()
+            if isinstance(event, Received):
+                await TAKERS[type(event.message)](self, event.peer, event.message)
+                continue
+            if isinstance(event, SetPaused):
+                await self._set_paused(event.paused)
+            self._show_phase()
+            self._layouts.accept_model_of(self._founders[0])
+            if start.ask_due(trio.current_time()):
+                self._p.links.broadcast(AskStanding())
+            state = await start.attempt(trio.current_time())
+            if state is not None:
+                return state
+        return None
 
     async def _handle(self, event: ToHandle) -> None:
         machine = self.machine

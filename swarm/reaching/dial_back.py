@@ -13,7 +13,7 @@ from this node's own network, or back from its own router, proves nothing of the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import trio
@@ -43,6 +43,9 @@ PEER_PROBES_PER_S, PEER_BURST_PROBES = 0.1, 24
 TOTAL_PROBES_PER_S, TOTAL_BURST_PROBES = 2.0, 480
 ASKERS_LIMIT = 1024
 """Askers that are remembered; beyond it the one that asked least lately begins anew."""
+
+FINDING_S = 900.0
+"""A finding counts no more once another is so much newer: who still is linked is asked three times meanwhile."""
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 
@@ -119,6 +122,7 @@ class Finding:
     """Finding of one member: the host at which it sees this node, and which of this node's ports it reached.
 
     own_host: the address of this machine from which the two were connected; it holds as long as there is that one.
+    found_at: time at which it was found.
     """
 
     checker: PeerId
@@ -126,6 +130,7 @@ class Finding:
     asked: tuple[int, ...]
     reached: frozenset[int]
     own_host: str = ""
+    found_at: float = field(default=0.0, compare=False)
 
 
 async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> Finding:
@@ -151,7 +156,8 @@ async def ask_dial_back(host: Host, checker: PeerId, ports: tuple[int, ...]) -> 
     if not claimed.issubset(expected.came):
         raise RemoteError(f"says it reached ports {sorted(claimed - expected.came.keys())}, and did not", peer=checker)
     reached = frozenset(port for port in claimed if _from_outside(expected.came[port], reply.host))
-    return Finding(checker=checker, host=reply.host, asked=ports, reached=reached, own_host=own_host)
+    now = trio.current_time()
+    return Finding(checker=checker, host=reply.host, asked=ports, reached=reached, own_host=own_host, found_at=now)
 
 
 def _from_outside(prober: str, seen_as: str) -> bool:
@@ -160,7 +166,8 @@ def _from_outside(prober: str, seen_as: str) -> bool:
 
 
 class Evidence:
-    """Findings of several members about one node. The newest of each counts."""
+    """Findings of several members about one node. The newest of each counts, until others are FINDING_S newer: what a
+    router let in long ago it may let in no more, and while nobody looks, what was found last is all that is known."""
 
     def __init__(self) -> None:
         self._findings: dict[PeerId, Finding] = {}
@@ -168,6 +175,8 @@ class Evidence:
     def add(self, finding: Finding) -> None:
         """Note what a member found."""
         self._findings[finding.checker] = finding
+        since = finding.found_at - FINDING_S
+        self._findings = {checker: one for checker, one in self._findings.items() if one.found_at > since}
 
     def forget_from(self, hosts: Collection[str]) -> None:
         """These addresses of this machine are gone, and with them what was found of it there."""

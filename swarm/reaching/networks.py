@@ -59,6 +59,14 @@ def machine_at(host: str) -> str:
     return str(address)
 
 
+def reach_of(host: str) -> int:
+    """How far an IP address means one machine: 0 on that itself, 1 on its link, 2 in its network, 3 everywhere."""
+    address = ipaddress.ip_address(machine_at(host))
+    if address.is_loopback:
+        return 0
+    return 1 if address.is_link_local else 2 if is_private(host) else 3
+
+
 def is_loopback(host: str) -> bool:
     """True for an IP address that means this machine alone; names are not."""
     try:

@@ -14,8 +14,10 @@ do not, both nodes say so.
 
 Nobody is sent against a third party: tried is only an address that the peer itself names over its authenticated
 connection *and* a third saw it at, with a host at which the members that dialled back see the peer's side too (a node
-names no other); or, without a third, a port of the very host that the peer is connected from. No byte is sent before a
-connection is up, and then the sealed hello of a lane alone, or the greeting of a handshake that proves who is who
+names no other); or, without a third, a port of the very host that the peer is connected from. A third that lies for the
+peer has it try any port from PORT_LEAST on, but of no host that means a machine less far than where that third is
+connected: no loopback unless it is on this machine, nothing in this network unless it is in it. No byte is sent before
+a connection is up, and then the sealed hello of a lane alone, or the greeting of a handshake that proves who is who
 (`shoal.swarm.reaching.direct_upgrade`). How often a node tries, or lets itself be asked to, is `Reach`'s to say
 (`shoal.swarm.reaching.reach`). The lower PeerId begins and is the dialler, whatever TCP makes of two that connect at
 once. What comes up takes the place of what was relayed; where no hole leads through, nothing changes.
@@ -39,7 +41,7 @@ from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.seal import format_address, parse_address
-from shoal.swarm.reaching.networks import is_private
+from shoal.swarm.reaching.networks import reach_of
 from shoal.swarm.reaching.observed_addresses import ask_seen, sight
 from shoal.swarm.reaching.reach import HOLE_OFFERS, Reach
 
@@ -51,6 +53,8 @@ DIAL_PAUSE_S = 0.3
 """Between two dials from one port, where a router or its node refuses."""
 DELAY_LIMIT_S = 1.0
 BACKLOG = 4
+PORT_LEAST = 1024
+"""Services have those below; nobody calls from them, nor by a router (RFC 6056, section 3.2; RFC 4787, REQ-3)."""
 ANSWER_DEADLINE_S = 3 * CALL_DEADLINE_S
 """Time for the other to have a port of its own seen and ask the relay about this one's."""
 JOBS_LIMIT = 64
@@ -351,9 +355,13 @@ class Puncher:
 
     async def aim(self, port: PunchPort, relay: PeerId, peer: PeerId, address: str) -> None:
         """Have the port dial a peer that says it is seen there. Raises NetworkError unless `relay` says so too."""
-        target = _parsed(address)
-        if is_private(target[0]) and not is_private(_parsed(port.address)[0]):
+        target, connected_at = _parsed(address), self._host.host_of(relay)
+        if connected_at is None:
+            raise NetworkError(f"{relay} is not connected without a relay itself")
+        if reach_of(target[0]) < max(map(reach_of, (connected_at, _parsed(port.address)[0]))):
             raise NetworkError(f"{peer} names {address}, which is another machine's here")
+        if target[1] < PORT_LEAST:
+            raise NetworkError(f"{peer} names {address}, where no router has a port of those that it lets out")
         await ask_seen(self._host, relay, peer, address)
         port.target = target
 

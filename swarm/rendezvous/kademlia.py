@@ -144,7 +144,7 @@ class Kademlia:
         self._answering = trio.CapacityLimiter(ANSWERERS_LIMIT)
         self._hosts: Rates[str] = Rates(HOST_PER_S, HOST_BURST, limit=HOST_LIMIT)
         self.contacts = Contacts(self._own)
-        self.store = PointStore(swarm_id)
+        self.store = PointStore(swarm_id, lambda peer: host.comes_first(peer))
         host.tell_addresses()
         host.serve(KADEMLIA_PROTOCOL, self._serve, limit_bytes=MESSAGE_LIMIT_BYTES, framing=VarintFrames)
 

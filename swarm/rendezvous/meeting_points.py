@@ -5,8 +5,9 @@ A point is found by the SwarmId alone: it lies under keys that follow from it,
     key(swarm, slot) = "/shoal/" ‖ hex(BLAKE3(swarm ‖ slot))        slot in 0..SLOTS - 1
 
 and each peer has two slots, which follow from its PeerId. So one key pair takes up one place in each of two
-slots, whatever it signs, and the points of others stay. Who makes many key pairs can fill slots all the same: a point
-is a hint, and whoever is met proves its PeerId and passes the swarm's admission.
+slots, whatever it signs, and the points of others stay. Who makes many key pairs can fill slots all the same, but for
+the points of those who come first (`shoal.protocol.places`) at nodes that know these: a point is a hint, and whoever is
+met proves its PeerId and passes the swarm's admission.
 
 No clock is shared. A point is valid for `valid_s` from when it was first seen here, and the same (peer, sequence)
 again does not prolong that; its signer renews it with a greater sequence.
@@ -18,7 +19,7 @@ again does not prolong that; its signer renews it with a greater sequence.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -141,7 +142,7 @@ def keys_of(point: MeetingPoint) -> tuple[bytes, ...]:
 
 
 def _rank(point: MeetingPoint) -> bytes:
-    """In a full slot the points of least rank stay: nobody's later words change that."""
+    """In a full slot the points of least rank stay, after those who come first: nobody's later words change that."""
     return domain_hash("meeting-rank", point.swarm, point.peer.encode())
 
 
@@ -174,9 +175,13 @@ class _Kept:
 
 
 class PointStore:
-    """The points that a node keeps for others, of any swarm; those of its own are not given up for those."""
+    """The points that a node keeps for others, of any swarm; those of its own are not given up for those.
 
-    def __init__(self, own: SwarmId) -> None:
+    comes_first: whether a peer has its place before others, as far as this node knows.
+    """
+
+    def __init__(self, own: SwarmId, comes_first: Callable[[PeerId], bool] = lambda peer: False) -> None:
+        self._comes_first = comes_first
         self._own_keys = frozenset(slot_key(own, slot) for slot in range(SLOTS))
         self._slots: OrderedDict[bytes, dict[str, _Kept]] = OrderedDict()
         self._sight = FirstSight()
@@ -195,7 +200,7 @@ class PointStore:
             slot[point.peer] = _Kept(point, data, ends_at)
             self._expire(key, now)
             while len(slot) > POINTS_IN_SLOT:
-                del slot[max(slot, key=lambda peer: _rank(slot[peer].point))]
+                del slot[max(slot, key=lambda peer: (not self._comes_first(PeerId(peer)), _rank(slot[peer].point)))]
             self._make_room()
         return point
 

@@ -499,4 +499,10 @@ SHELL: tuple[Bug, ...] = (
         return True
         """,
     ),
+    bug(
+        "who is to leave waits for the end of the snapshot that comes",
+        "tests/node/gossip/test_engine.py::test_who_is_to_leave_while_a_snapshot_comes_leaves_at_once_and_has_no_state",
+        "self._obtaining.cancel()  # a snapshot may take hours to come",
+        "pass",
+    ),
 )

@@ -1003,7 +1003,7 @@ SWARM: tuple[Bug, ...] = (
     bug(
         "a relay that has gone meanwhile is dialled wherever it was said to be",
         "tests/swarm/test_dial_targets.py::test_relay_that_goes_before_its_turn_sends_nobody_where_it_was_said_to_be",
-        "return self.is_direct(first) or (text in worth_dialling(beside) and self._targets.may_dial(address))",
+        "return self.is_direct(first) or (is_worth and self._targets.may_dial(address))",
         "return self.is_direct(first) or self._targets.may_dial(address)",
     ),
     bug(
@@ -1050,5 +1050,52 @@ SWARM: tuple[Bug, ...] = (
         "tests/swarm/test_limits_of_hosts.py::test_who_was_dialled_and_says_a_hello_that_is_refused_is_parted_from",
         "if self._stands(peer, one)}",
         "if self._stands(peer, one) and peer in {came for _, came in strangers}}",
+    ),
+    bug(
+        "what members found long ago, who are gone, outweighs for ever what others find now",
+        "tests/swarm/reaching/test_dial_back.py"
+        "::test_findings_of_long_ago_count_no_more_once_there_are_others_and_the_last_ones_stay",
+        "self._findings = {checker: one for checker, one in self._findings.items() if one.found_at > since}",
+        "self._findings = {checker: one for checker, one in self._findings.items() if since}",
+    ),
+    bug(
+        "what came over a connection that is gone ends the one that has taken its place",
+        "tests/swarm/test_host.py"
+        "::test_connection_that_has_taken_anothers_place_stays_when_the_other_is_ended_for_what_came_over_it",
+        "if conn.muxed_conn is stream.muxed_conn:",
+        "if conn.muxed_conn.peer_id == stream.muxed_conn.peer_id:",
+    ),
+    bug(
+        "a third says by itself how near it is, and so sends others to their own loopback",
+        "tests/swarm/reaching/test_punching.py::test_third_that_lies_for_a_peer_sends_nobody_where_neither_can_be",
+        "if reach_of(target[0]) < max(map(reach_of, (connected_at, _parsed(port.address)[0]))):",
+        "if reach_of(target[0]) < reach_of(_parsed(port.address)[0]):",
+    ),
+    bug(
+        "holes are punched towards the ports of services",
+        "tests/swarm/reaching/test_punching.py::test_third_that_lies_for_a_peer_sends_nobody_where_neither_can_be",
+        "if target[1] < PORT_LEAST:",
+        "if target[1] < 1:",
+    ),
+    bug(
+        "any record sends a node to what listens on its own loopback",
+        "tests/swarm/test_dial_targets.py"
+        "::test_loopback_is_dialled_by_who_is_there_alone_or_was_sent_there_by_its_user",
+        "here = on_loopback and all(is_loopback(host) or host in mine for host in hosts)",
+        "here = all(is_loopback(host) or host in mine for host in hosts)",
+    ),
+    bug(
+        "made-up peers of least rank crowd a swarm's own members out of where it is looked up",
+        "tests/swarm/rendezvous/test_meeting_points.py"
+        "::test_made_up_peers_of_least_rank_leave_the_points_of_those_who_come_first_where_they_are",
+        "(not self._comes_first(PeerId(peer)), _rank(slot[peer].point))",
+        "_rank(slot[peer].point)",
+    ),
+    bug(
+        "a node's table knows nobody who comes first",
+        "tests/swarm/rendezvous/test_kademlia.py"
+        "::test_who_comes_first_for_a_node_keeps_its_place_in_the_table_of_that_node",
+        "self.store = PointStore(swarm_id, lambda peer: host.comes_first(peer))",
+        "self.store = PointStore(swarm_id, host.comes_first)",
     ),
 )

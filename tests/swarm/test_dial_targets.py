@@ -94,6 +94,49 @@ def test_private_addresses_are_tried_where_they_can_be_the_peers(
 
 
 @pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("named", "tried"),
+    [
+        ((at("127.0.0.1", 6379),), ()),
+        ((at("::1", 6379), at("0.0.0.0", 6379), at("::ffff:127.0.0.1", 6379), through("127.0.0.1", 6379)), ()),
+        ((at("192.168.7.2"), at("127.0.0.1", 6379)), (at("192.168.7.2"),)),
+        ((at("192.168.7.3"), at("198.51.100.9")), (at("192.168.7.3"), at("198.51.100.9"))),
+    ],
+)
+async def test_who_is_elsewhere_too_tries_no_loopback_whatever_a_peer_names(
+    named: tuple[str, ...], tried: tuple[str, ...]
+) -> None:
+    assert worth_dialling(named, on_loopback=False) == tried
+    trio.socket.set_custom_hostname_resolver(Names("127.0.0.1"))
+    assert await places_of(parse_any(at("node.example", 6379)), named, on_loopback=False) == []
+
+
+@pytest.mark.parametrize(
+    ("listens_at", "user_named", "dialled"),
+    [
+        (("127.0.0.1",), "", 1),
+        (("198.51.100.2", "127.0.0.1"), "", 0),
+        (("198.51.100.2",), "127.0.0.1", 1),
+        (("198.51.100.2",), "localhost", 1),
+        (("198.51.100.2",), "198.51.100.3", 0),
+    ],
+)
+async def test_loopback_is_dialled_by_who_is_there_alone_or_was_sent_there_by_its_user(
+    listens_at: tuple[str, ...], user_named: str, dialled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(identity=Identity.generate(), listen=LOOPBACK)
+    async with victim() as (port, came), trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        host.addresses = tuple(format_address(one, 4001, host.peer_id) for one in listens_at)
+        if user_named:
+            host._targets.named(parse_any(at(user_named)))
+        with pytest.raises(NotReached):
+            await host.dial_peer(ME, [at("127.0.0.1", port)], deadline_s=10)
+        assert len(came) == dialled
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("machine")
 def test_way_through_a_relay_that_is_connected_dials_nobody_wherever_that_is_said_to_be() -> None:
     ways = (at("198.51.100.9"), through("127.0.0.1", 22), through("10.0.0.1"))
     assert worth_dialling(ways) == ways[:1]

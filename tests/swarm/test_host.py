@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -510,6 +511,42 @@ async def test_peer_that_lost_its_connection_unnoticed_makes_another_also_agains
         assert await higher.request(lower.peer_id, ECHO, b"x", deadline_s=WAIT_S) == b"x"
         [new] = connections(lower, higher.peer_id)
         assert new is not there
+
+
+async def test_connection_that_has_taken_anothers_place_stays_when_the_other_is_ended_for_what_came_over_it() -> None:
+    async with hosts(1, 2) as both:
+        lower, higher = sorted(both, key=lambda host: host.peer_id)
+        streams: list[Any] = []
+        stream_came = trio.Event()
+
+        async def kept(stream: Any) -> None:
+            streams.append(stream)
+            stream_came.set()
+            await trio.sleep_forever()
+
+        await connected(lower, higher)
+        lower._libp2p.set_stream_handler(ECHO, kept)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(higher.open, lower.peer_id, ECHO, deadline_s=WAIT_S))
+            await stream_came.wait()
+        [there], [here] = connections(lower, higher.peer_id), connections(higher, lower.peer_id)
+        there.muxed_conn.opened_at -= 5.0  # type: ignore[attr-defined]
+        higher._network.remove_conn(here)
+        await connected(higher, lower)
+        [new] = connections(lower, higher.peer_id)
+        assert new is not there
+        [old_stream] = streams
+        await lower._network.drop_connection_of(old_stream)
+        assert connections(lower, higher.peer_id) == [new]
+        lower.serve(ECHO, echo)
+        assert await higher.request(lower.peer_id, ECHO, b"x", deadline_s=WAIT_S) == b"x"
+
+        stream_came = trio.Event()
+        lower._libp2p.set_stream_handler(ECHO, kept)
+        await higher.open(lower.peer_id, ECHO, deadline_s=WAIT_S)
+        await stream_came.wait()
+        await lower._network.drop_connection_of(streams[-1])
+        assert connections(lower, higher.peer_id) == []
 
 
 async def test_who_is_dialled_while_its_own_dial_is_under_way_leaves_what_there_is(

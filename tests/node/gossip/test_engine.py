@@ -17,9 +17,9 @@ from shoal.collectives.state import CertifiedState
 from shoal.node.gossip.engine import GossipEngine
 from shoal.node.state.states import StateCache
 from shoal.node.training.trainer_messages import Contribution
-from shoal.protocol.gossip_messages import Offer, Withdraw
+from shoal.protocol.gossip_messages import Offer, Standing, Withdraw
 from shoal.protocol.identity import PeerId
-from shoal.protocol.inputs import SetPaused
+from shoal.protocol.inputs import SetPaused, Tick
 from shoal.protocol.messages import Message
 from shoal.protocol.pairing import Phase
 from tests.manifests import manifest_of
@@ -115,6 +115,13 @@ class Partners:
             with trio.move_on_after(UNWINDING_S, shield=True):
                 await self.unwound.wait()
 
+    async def snapshot(self, peer: PeerId, *_: object) -> None:
+        self._note(self.began, peer)
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._note(self.ended, peer)
+
     def _note(self, what: list[PeerId], peer: PeerId) -> None:
         what.append(peer)
         self._changed.set()
@@ -181,6 +188,29 @@ async def test_who_is_paused_before_it_has_a_state_trains_nothing_until_it_is_to
         await training_client.trains.wait()
         assert (engine.phase, training_client.ordered) == ("training", [1])
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("asked", ["before", "meanwhile"])
+async def test_who_is_to_leave_while_a_snapshot_comes_leaves_at_once_and_has_no_state(
+    tmp_path: Path, asked: str
+) -> None:
+    partners = Partners()
+    engine = joining(tmp_path, TrainingClientStandIn(), partners=partners)
+    other = identity(2).peer_id
+    with trio.fail_after(10.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: engine.run(numel=GRID.numel))
+            await trio.testing.wait_all_tasks_blocked()
+            engine.hear(other, Standing(round=4, digest=bytes(32)))
+            if asked == "before":
+                engine.ask_to_leave()
+            engine.put(Tick())
+            if asked == "meanwhile":
+                await partners.until(began=[other])
+                engine.ask_to_leave()
+            await engine.left.wait()
+    assert partners.began == partners.ended == ([other] if asked == "meanwhile" else [])
+    assert (engine.state_round, engine.machine) == (0, None)
 
 
 async def test_what_is_fetched_ends_when_it_is_wanted_no_more_and_nothing_begins_that_is_not(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,6 +19,7 @@ from shoal.swarm.host import Host
 from shoal.swarm.reaching import dial_back, networks
 from shoal.swarm.reaching.dial_back import (
     DIAL_BACK_PROTOCOL,
+    FINDING_S,
     PEER_BURST_PROBES,
     AskDialBack,
     DialBackServer,
@@ -89,6 +91,7 @@ async def test_port_at_which_this_node_listens_is_reached_and_another_is_not() -
             reached=frozenset({mine}),
             own_host="127.0.0.1",
         )
+        assert finding.found_at > 0
         assert [len(data) for data in heard] == [16], "a stranger is sent a knock and nothing else"
         assert checker.peer_id in asker.connected(), "a knock is no connection"
         assert await probe("127.0.0.1", mine, bytes(32)) is False, "a knock that nobody expects has no answer"
@@ -198,6 +201,19 @@ def test_newest_word_of_a_member_counts_once_and_at_its_own_address() -> None:
     only_inside = Evidence()
     only_inside.add(found(1, reached=True, host="10.1.2.3"))
     assert not only_inside.outside()
+
+
+def test_findings_of_long_ago_count_no_more_once_there_are_others_and_the_last_ones_stay() -> None:
+    evidence = Evidence()
+    for number, at in enumerate((0.0, 1.0, 600.0)):
+        evidence.add(replace(found(number, reached=True, host="198.51.100.3"), found_at=at))
+    assert (len(evidence), evidence.reached(4001)) == (3, ("198.51.100.3",)), "however long ago: nobody looked since"
+    evidence.add(replace(found(3, reached=False), found_at=FINDING_S))
+    assert (len(evidence), evidence.reached(4001)) == (3, ("198.51.100.3",))
+    evidence.add(replace(found(3, reached=False), found_at=FINDING_S + 1.0))
+    assert (len(evidence), evidence.hosts()) == (2, {"192.0.2.7", "198.51.100.3"})
+    evidence.add(replace(found(3, reached=False), found_at=2 * FINDING_S))
+    assert (len(evidence), evidence.reached(4001), evidence.hosts()) == (1, (), {"192.0.2.7"})
 
 
 def test_proofs_of_an_address_that_is_gone_are_dropped_and_those_of_another_stay() -> None:

@@ -141,14 +141,14 @@ async def test_nobody_listens_where_it_was_seen(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(punching, "DIAL_PAUSE_S", 0.01)
     monkeypatch.setattr(PunchPort, "_dial", counted)
-    monkeypatch.setattr(observed_addresses, "format_address", lambda host, port: format_address(host, 1))
+    monkeypatch.setattr(observed_addresses, "format_address", lambda host, port: format_address(host, 65535))
     async with nodes(seen_at=HERE) as (alice, bob, _):
         lower, higher = in_order(alice, bob)
         await alice.lanes.ensure(bob.peer, deadline_s=WAIT_S)
         await until(lambda: puncher(lower).reach.rests(higher.peer))
         assert ways(alice, bob) == [True]
         assert puncher(lower).reach.onlooker(higher.peer) is None, "it is left at that for a while"
-        assert {Counter(at for at, port in dials if port == 1)[at] for at, _ in dials} == {punching.DIALS_LIMIT}
+        assert {Counter(at for at, port in dials if port == 65535)[at] for at, _ in dials} == {punching.DIALS_LIMIT}
 
 
 @pytest.mark.parametrize("lost", [1, HOLE_OFFERS])
@@ -226,6 +226,46 @@ async def test_peer_that_names_a_third_partys_address_sends_nobody_there(monkeyp
         with pytest.raises(NetworkError):
             await lower.host.request(higher.peer, LANE, offer, deadline_s=WAIT_S)
         assert heard == []
+
+
+@pytest.mark.parametrize(
+    ("third", "names", "dialled"),
+    [
+        ("127.0.0.1", "127.0.0.1:6379", True),  # all on this machine
+        ("127.0.0.1", "198.51.100.9:6379", True),
+        ("192.168.7.9", "192.168.7.3:6379", True),
+        ("192.168.7.9", "198.51.100.9:6379", True),
+        ("192.168.7.9", "127.0.0.1:6379", False),
+        ("192.168.7.9", "0.0.0.0:6379", False),
+        ("192.168.7.9", "[::1]:6379", False),
+        ("192.168.7.9", "[::ffff:127.0.0.1]:6379", False),
+        ("192.168.7.9", "169.254.169.254:6379", False),
+        ("192.168.7.9", "[fe80::1]:6379", False),
+        ("198.51.100.8", "198.51.100.9:6379", True),
+        ("198.51.100.8", "192.168.7.3:6379", False),
+        ("198.51.100.8", "127.0.0.1:6379", False),
+        ("198.51.100.8", "198.51.100.9:1024", True),
+        ("198.51.100.8", "198.51.100.9:1023", False),
+        ("198.51.100.8", "198.51.100.9:22", False),
+    ],
+)
+async def test_third_that_lies_for_a_peer_sends_nobody_where_neither_can_be(
+    third: str, names: str, dialled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it says that it sees this node at loopback."""
+    async with nodes(seen_at=HERE) as (alice, bob, relay):
+        lower, higher = in_order(alice, bob)
+        relay.observed_addresses._remember(higher.peer, names)
+        async with puncher(lower).port(relay.peer) as mine:
+            monkeypatch.setattr(lower.host, "host_of", {relay.peer: third}.get)
+            with (
+                contextlib.nullcontext()
+                if dialled
+                else pytest.raises(NetworkError, match=r"another machine's|lets out|no address")
+            ):
+                await puncher(lower).aim(mine, relay.peer, higher.peer, names)
+        aimed = format_address(*mine.target)
+        assert aimed == (names if dialled else ":0")
 
 
 def offered(one: Node, other: Node, punch: LanePunch) -> Any:

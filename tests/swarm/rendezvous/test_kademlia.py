@@ -17,7 +17,15 @@ from shoal.swarm.net_stream import VarintFrames
 from shoal.swarm.rendezvous import kademlia as kademlia_module
 from shoal.swarm.rendezvous.contacts import Contact
 from shoal.swarm.rendezvous.kademlia import KADEMLIA_PROTOCOL, MESSAGE_LIMIT_BYTES, WALKS_AT_ONCE, Kademlia
-from shoal.swarm.rendezvous.meeting_points import SLOTS, keys_of, open_point, pack_points, sign_point, slot_key
+from shoal.swarm.rendezvous.meeting_points import (
+    POINTS_IN_SLOT,
+    SLOTS,
+    keys_of,
+    open_point,
+    pack_points,
+    sign_point,
+    slot_key,
+)
 from shoal.swarm.streams import MessageStream
 from tests.waiting import WAIT_S, running, until
 
@@ -97,6 +105,23 @@ async def test_member_is_found_by_swarm_id_through_strangers_of_another_swarm() 
         newcomer.knows(strangers[2])
         assert await newcomer.finds() == peers(member)
         assert await strangers[0].finds() == peers(*strangers)
+
+
+async def test_who_comes_first_for_a_node_keeps_its_place_in_the_table_of_that_node() -> None:
+    keeper, asker = Node(1), Node(2)
+    swarm = [Identity.from_seed(n.to_bytes(4, "big") * 8) for n in range(200)]
+    points = [sign_point(one, OURS, addresses=[f"/ip4/192.0.2.1/tcp/1/p2p/{one.peer_id}"], sequence=1) for one in swarm]
+    key = slot_key(OURS, 0)
+    here = [point for point in points if key in keys_of(open_point(point))]
+    async with running(keeper, asker):
+        for each in here:
+            await ask(asker, keeper, put(key, pack_points([each])))
+        left_out = set(here) - set(keeper.table.store.get(key, trio.current_time()))
+        assert len(left_out) == len(here) - POINTS_IN_SLOT > 0
+        member = left_out.pop()
+        keeper.host.comes_first = lambda peer: peer == open_point(member).peer
+        await ask(asker, keeper, put(key, pack_points([member])))
+        assert member in keeper.table.store.get(key, trio.current_time())
 
 
 async def test_point_outlives_the_stranger_through_whom_it_was_announced() -> None:

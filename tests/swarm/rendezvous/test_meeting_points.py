@@ -138,6 +138,27 @@ def test_full_slot_keeps_the_same_points_in_whatever_order_they_came() -> None:
     assert set(unpack_points(pack_points(kept[0]))) == kept[0]
 
 
+def test_made_up_peers_of_least_rank_leave_the_points_of_those_who_come_first_where_they_are() -> None:
+    by_key: dict[bytes, list[int]] = {}
+    for n in range(400):
+        for key in keys_of(open_point(signed(n))):
+            by_key.setdefault(key, []).append(n)
+    key, made_up = by_key.popitem()
+    made_up.sort(key=lambda n: module._rank(open_point(signed(n))))
+    member, loser = made_up.pop(), made_up[POINTS_IN_SLOT - 1]
+    assert len(made_up) > 2 * POINTS_IN_SLOT
+
+    def kept(*first: int) -> set[bytes]:
+        store = PointStore(OURS, {identity(n).peer_id for n in first}.__contains__)
+        for n in (member, *reversed(made_up), *made_up):
+            store.put(key, signed(n), 0.0)
+        return set(store.get(key, 0.0))
+
+    least = {signed(n) for n in made_up[:POINTS_IN_SLOT]}
+    assert kept() == least
+    assert kept(member) == least - {signed(loser)} | {signed(member)}
+
+
 def test_point_is_valid_from_first_sight_and_only_a_new_one_prolongs_it() -> None:
     sight = FirstSight()
     first, renewed = open_point(signed(1, sequence=1)), open_point(signed(1, sequence=2))
