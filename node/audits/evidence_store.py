@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.collectives.proofs import verify_evidence
-from shoal.node.state.store import disk_errors, write_atomically
+from shoal.node.state.store import disk_errors, make_folder, write_atomically
 from shoal.protocol.bans import Moment
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import EVIDENCE_LIMIT_BYTES, Verdict, digest_of
@@ -78,7 +78,7 @@ class EvidenceStore:
             if verdict.digest in self._verdicts or not self._has_room(verdict, len(data), named=named):
                 return None
             with disk_errors(self._folder):
-                self._folder.mkdir(exist_ok=True)
+                make_folder(self._folder)
                 write_atomically(self._path(verdict.digest), data)
             self._verdicts[verdict.digest], self._sizes[verdict.digest] = verdict, len(data)
         return verdict

@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from shoal.node.state.resumption import CHEAP_S, REST
-from shoal.node.state.store import disk_errors
+from shoal.node.state.store import disk_errors, make_folder
 from shoal.node.training.trainer_messages import Snapshotted
 from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.errors import StorageError
@@ -82,7 +82,7 @@ class GossipMoments:
 
     def _make_folder(self) -> None:
         with disk_errors(self._folder.parent):
-            self._folder.mkdir(exist_ok=True)
+            make_folder(self._folder)
 
     def _on_disk(self) -> list[int]:
         """Rounds of which there are files, ascending."""

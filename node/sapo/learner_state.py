@@ -23,7 +23,7 @@ import torch
 from shoal.node.sapo.learner import Learner
 from shoal.node.sapo.policy import Policy, trained_parameters
 from shoal.node.sapo.policy_optimizer import has_moments
-from shoal.node.state.store import disk_errors
+from shoal.node.state.store import disk_errors, make_folder
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.protocol.errors import StorageError
 
@@ -57,7 +57,7 @@ def save(learner: Learner, folder: Path, *, policy: str) -> None:
         moments=moments,
     )
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     metadata = {METADATA: msgspec.json.encode(progress).decode()}
     write_tensors(folder / f"{learner.round}.safetensors", tensors, metadata)
     with disk_errors(folder):

@@ -250,8 +250,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that is not there yet, in a way that it and what is synced in it survive a power cut."""
+    """Make a folder, with those above it, in a way that they and what is synced in it survive a power cut."""
     if not path.is_dir():
+        make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync_folder(path.parent)
 
@@ -425,6 +426,10 @@ class RecordLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        path = self._path
         with disk_errors(path.parent):
             reading = read_frames(path.read_bytes() if path.exists() else b"")
             self.recovered, self.later, self._number = reading.records, reading.later, reading.number
@@ -445,6 +450,10 @@ class RecordLog:
         for payload in payloads:
             if len(payload) > RECORD_LIMIT_BYTES:
                 raise LocalError(f"a record of {len(payload)} bytes; the limit is {RECORD_LIMIT_BYTES}")
+        if not os.fstat(self._file.fileno()).st_nlink:  # `rewrite` put another in its place, and could not open that
+            replaced = self._file
+            self._open()
+            replaced.close()
         if self.damaged:
             raise LocalError(f"{self._path} is damaged, and was not rewritten")
         batch = frame_batch(self._number, payloads)
@@ -475,7 +484,10 @@ class RecordLog:
         return path
 
     def rewrite(self, payloads: list[bytes]) -> None:
-        """Replace all records by these, atomically. Raises StorageError, and then it goes on with the old ones."""
+        """Replace all records by these, atomically.
+
+        Raises StorageError; what is appended then goes behind whichever of both the disk has.
+        """
         write_atomically(self._path, b"".join(frame_batch(number, [one]) for number, one in enumerate(payloads)))
         with disk_errors(self._path.parent):
             file = self._path.open("ab", buffering=0)

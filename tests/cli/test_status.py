@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +385,30 @@ def test_status_names_who_is_gone_and_who_is_behind_and_says_how_it_is_reached()
 def test_an_agent_says_what_it_wrote_and_no_speed() -> None:
     rollouts = RolloutStatus(role="train", generated_tokens=52_327)
     assert "speed      52,327 tokens generated" in status_lines(with_checks(tokens_per_s=None, rollouts=rollouts))
+
+
+DAMAGES: Mapping[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(b"control"),
+    "emptied": lambda path: path.write_bytes(b""),
+    "noise": lambda path: path.write_bytes(bytes(range(256))),
+    "a folder": Path.mkdir,
+    "to nowhere": lambda path: path.symlink_to("/nonexistent/nowhere"),
+    "to itself": lambda path: path.symlink_to(path),
+}
+
+
+@pytest.mark.parametrize("command", ["status", "status --peers", "link", "leave", "limit"])
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["control.sock", "control.path", "swarm.toml"])
+def test_a_folder_whose_files_are_damaged_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str, command: str
+) -> None:
+    """These are all that a command reads that asks a running node."""
+    DAMAGES[damage](tmp_path / name)
+    assert execute([*command.split(), "--data-dir", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith((f"shoal: no node is running on {tmp_path}; ", f"shoal: the node on {tmp_path} broke off: "))
 
 
 def test_a_data_dir_that_no_folder_can_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,63 @@ STATE: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "a power cut takes the first evidence away",
+        "tests/node/audits/test_evidence_store.py::test_the_first_evidence_is_there_after_a_power_cut",
+        """
+        make_folder(self._folder)
+        write_atomically(self._path(verdict.digest), data)
+        """,
+        """
+        self._folder.mkdir(exist_ok=True)
+        write_atomically(self._path(verdict.digest), data)
+        """,
+    ),
+    bug(
+        "a power cut takes an agent's first file away",
+        "tests/node/sapo/test_learner_state.py::test_the_first_file_is_there_after_a_power_cut",
+        """
+            make_folder(folder)
+        metadata = {METADATA: msgspec.json.encode(progress).decode()}
+        """,
+        """
+            folder.mkdir(parents=True, exist_ok=True)
+        metadata = {METADATA: msgspec.json.encode(progress).decode()}
+        """,
+    ),
+    bug(
+        "a power cut takes the first moments away",
+        "tests/node/gossip/test_moments.py::test_the_first_moments_are_there_after_a_power_cut",
+        """
+        def _make_folder(self) -> None:
+            with disk_errors(self._folder.parent):
+                make_folder(self._folder)
+        """,
+        """
+        def _make_folder(self) -> None:
+            with disk_errors(self._folder.parent):
+                self._folder.mkdir(exist_ok=True)
+        """,
+    ),
+    bug(
+        "a power cut takes the folders away that were made above one",
+        "tests/node/test_simulated_disk.py"
+        "::test_a_folder_that_is_made_to_stay_is_there_after_a_power_cut_with_those_above_it",
+        """
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        """,
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        """,
+    ),
+    bug(
+        "after a rewrite that failed a log takes records into the file that was replaced",
+        "tests/node/test_simulated_disk.py"
+        "::test_what_a_log_takes_after_a_rewrite_that_failed_is_in_the_file_that_is_there",
+        "if not os.fstat(self._file.fileno()).st_nlink:",
+        "if False:",
+    ),
+    bug(
         "a damaged count of starts begins anew",
         "tests/node/state/test_store.py::test_damaged_boot_counter_goes_on_beyond_all_that_there_were",
         'counted = b"%d" % time.time()',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from shoal.protocol.messages import VOTE_DOMAIN, Value, domain_hash, step_preima
 from shoal.protocol.peering import Refusal
 from shoal.protocol.wire import canonical, decode
 from tests.collectives.reduce_lab import Mesh, encode, make_plan
+from tests.node.simulated_disk import Disks, Survival
 from tests.protocol.lab import value_of
 
 SWARM = domain_hash("swarm")
@@ -72,6 +74,13 @@ def test_evidence_is_there_after_a_restart_and_what_was_tampered_with_is_not(tmp
     again = evidence_store_in(tmp_path)
     assert [one.accused for one in again.verdicts] == [LIARS[2].peer_id]
     assert [file.name for file in (tmp_path / "evidence").iterdir()] == [digest_of(data[2]).hex()]
+
+
+def test_the_first_evidence_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disks(monkeypatch).add(tmp_path / "disk", random.Random(1))
+    verdict = evidence_store_in(disk.root).put(double_vote(LIARS[0]))
+    disk.copy_survivors(tmp_path / "after", Survival.SYNCED)
+    assert evidence_store_in(tmp_path / "after").verdicts == (verdict,)
 
 
 def test_what_proves_nothing_is_not_kept(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from shoal.lab.bench.train_gossip import GossipNode
 from shoal.lab.bench.train_spec import TrainBench, workload_of
 from shoal.node.gossip.moments import GossipMoments
 from shoal.node.state.resumption import CHEAP_S, REST
+from shoal.node.state.store import write_atomically
 from shoal.node.training.inner_state import SavedInner, Snapshotter
 from shoal.node.training.trainer_messages import Snapshotted
 from shoal.protocol.identity import Identity
+from tests.node.simulated_disk import Disks
 
 INNER: dict[str, Any] = {"lr": 0.01, "warmup_tokens": 0}
 
@@ -70,6 +73,15 @@ async def test_the_newest_two_are_kept_and_the_nearest_to_the_state_is_taken_up(
     for state in (7, 5, 20):
         await moments.restore(state)
     assert [name for _, name in training_client.restored] == ["0.0-7.trainer", "0.0-4.trainer", "0.0-7.trainer"]
+
+
+async def test_the_first_moments_are_there_after_a_power_cut(
+    training_client: TrainingClientStandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disks(monkeypatch).add(tmp_path / "disk", random.Random(1))
+    await GossipMoments(disk.root, training_client).made(3)  # type: ignore[arg-type]
+    write_atomically(training_client.wrote[-1][1], b"as the trainer does")
+    assert disk.safe("resume", "0.0-3.trainer") == b"as the trainer does"
 
 
 async def test_without_files_nothing_is_taken_up(

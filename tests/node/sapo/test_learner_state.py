@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from shoal.node.sapo.char_policy import CharModelSettings, CharPolicy
 from shoal.node.sapo.learner import Alone, Learner, LearnerSettings
 from tests.node.sapo.draws import assigned
 from tests.node.sapo.sums import score, sum_task
+from tests.node.simulated_disk import Disks, Survival
 
 POLICY = "char-policy"
 
@@ -59,6 +61,15 @@ def test_learner_without_a_step_is_restored(tmp_path: Path) -> None:
     second = learner(seed=1)
     assert learner_state.restore(second, tmp_path, policy=POLICY) == (0, [])
     assert after(2, second) == after(2, first)
+
+
+def test_the_first_file_is_there_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In folders that were not there before."""
+    disk = Disks(monkeypatch).add(tmp_path / "disk", random.Random(1))
+    learner_state.save(learner(), disk.root / "rollouts" / "agent", policy=POLICY)
+    disk.copy_survivors(tmp_path / "after", Survival.SYNCED)
+    restored = learner_state.restore(learner(seed=1), tmp_path / "after" / "rollouts" / "agent", policy=POLICY)
+    assert restored == (0, [])
 
 
 def test_only_the_newest_files_remain(tmp_path: Path) -> None:
