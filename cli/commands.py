@@ -1,87 +1,59 @@
 """Commands of `shoal`, and what it does where none is named.
 
-What a command needs beyond the standard library and the protocol, it imports itself: `shoal --help` starts at once.
+What a command needs beyond the standard library and the protocol, it imports itself: `shoal --help` starts at once. And
+a command line that names a command imports and describes that one: all of them take as long as half a second.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import typer
 
-from shoal.cli.amend import amend
-from shoal.cli.card import card
-from shoal.cli.doctor import doctor
-from shoal.cli.engine import engine
-from shoal.cli.evaluate import evaluate
-from shoal.cli.evidence import evidence
-from shoal.cli.export import export
-from shoal.cli.init import init, show_id
-from shoal.cli.limit import limit
-from shoal.cli.link import invite, link, take_back
 from shoal.cli.options import command_of
 from shoal.cli.passphrase import KeyPassphraseFile, use_passphrase
-from shoal.cli.rebase import rebase
-from shoal.cli.relay import relay
-from shoal.cli.report import report
-from shoal.cli.rollback import rollback
-from shoal.cli.run import run
-from shoal.cli.status import leave, pause, resume, status
-from shoal.cli.testnet import testnet
-from shoal.cli.uninstall import uninstall
-from shoal.cli.verify import verify
-from shoal.cli.watch import watch
-
-app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 _TRYING: Final = "Trying and measuring on this machine"
-_PANELS: Final[Mapping[str, Mapping[str, Callable[..., None]]]] = {
-    "A swarm": {
-        "init": init,
-        "link": link,
-        "invite": invite,
-        "revoke": take_back,
-        "relay": relay,
-        "engine": engine,
-    },
-    "A node": {
-        "run": run,
-        "status": status,
-        "watch": watch,
-        "pause": pause,
-        "resume": resume,
-        "limit": limit,
-        "leave": leave,
-        "id": show_id,
-        "doctor": doctor,
-    },
-    "Deciding together": {
-        "rollback": rollback,
-        "amend": amend,
-        "rebase": rebase,
-    },
-    "Checking and taking away": {
-        "verify": verify,
-        "export": export,
-        "evaluate": evaluate,
-        "report": report,
-        "evidence": evidence,
-        "card": card,
-        "uninstall": uninstall,
-    },
-    _TRYING: {
-        "testnet": testnet,
-    },
+_PANELS: Final[Mapping[str, Sequence[str]]] = {
+    "A swarm": ("init", "link", "invite", "revoke", "relay", "engine"),
+    "A node": ("run", "status", "watch", "pause", "resume", "limit", "leave", "id", "doctor"),
+    "Deciding together": ("rollback", "amend", "rebase"),
+    "Checking and taking away": ("verify", "export", "evaluate", "report", "evidence", "card", "uninstall"),
+    _TRYING: ("testnet",),
 }
-"""The commands, as `shoal --help` shows them together."""
+"""The commands, as `shoal --help` shows them together. Each is a function of its name in a module of its name."""
+_ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
+    "id": ("init", "show_id"),
+    "invite": ("link", "invite"),
+    "revoke": ("link", "take_back"),
+    "pause": ("status", "pause"),
+    "resume": ("status", "resume"),
+    "leave": ("status", "leave"),
+}
+"""Module and function of those that are not."""
 
-for panel, commands in _PANELS.items():
-    for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command_of(command))
-for others in importlib.metadata.entry_points(group="shoal.commands"):  # of distributions that build on this one
-    others.load()(app, _TRYING)
+
+def app_of(arguments: Sequence[str] = ()) -> typer.Typer:
+    """Make the application of a command line: with the command alone that it begins with, or else with all."""
+    app = typer.Typer(pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]})
+    panels = {name: panel for panel, names in _PANELS.items() for name in names}
+    known = bool(arguments) and arguments[0] in panels
+    for name in arguments[:1] if known else panels:
+        module, function = _ELSEWHERE.get(name, (name, name))
+        command = getattr(importlib.import_module(f"shoal.cli.{module}"), function)
+        app.command(name, rich_help_panel=panels[name])(command_of(command))
+    if not known:
+        for others in importlib.metadata.entry_points(group="shoal.commands"):  # of what builds on this distribution
+            others.load()(app, _TRYING)
+    app.callback(
+        invoke_without_command=True,
+        epilog="`shoal testnet` shows a whole swarm on this machine in minutes. Each command has its own --help. Every "
+        "--some-option is also the environment variable SHOAL_SOME_OPTION; NO_COLOR=1 turns colours off.",
+    )(command_of(shoal))
+    return app
 
 
 def show_version(wanted: bool) -> None:
@@ -102,10 +74,3 @@ def shoal(
     use_passphrase(key_passphrase_file)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-app.callback(
-    invoke_without_command=True,
-    epilog="`shoal testnet` shows a whole swarm on this machine in minutes. Each command has its own --help. Every "
-    "--some-option is also the environment variable SHOAL_SOME_OPTION; NO_COLOR=1 turns colours off.",
-)(command_of(shoal))

@@ -46,9 +46,9 @@ def execute(arguments: Sequence[str]) -> int:
         import typer
         import typer.main
 
-        from shoal.cli.commands import app
+        from shoal.cli.commands import app_of
 
-        command = typer.main.get_command(app)
+        command = typer.main.get_command(app_of(arguments))
     except KeyboardInterrupt:
         return INTERRUPTED
     try:

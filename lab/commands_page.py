@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from typer.main import get_command
 
-from shoal.cli.commands import app
+from shoal.cli.commands import app_of
 from shoal.lab.errors_page import escaped
 
 _HEAD: Final = """\
@@ -47,7 +47,7 @@ def render() -> str:
 
 def _commands() -> Iterator[tuple[str, Any, str]]:
     """Commands with their names and the panel of `shoal --help` in which each stands, panel by panel."""
-    found = list(_below("shoal", get_command(app), ""))
+    found = list(_below("shoal", get_command(app_of()), ""))
     panels = list(dict.fromkeys(panel for _, _, panel in found))
     return iter(sorted(found, key=lambda one: panels.index(one[2])))
 

@@ -31,6 +31,7 @@ from shoal.testnet.parent_death import ended_with_parent
 
 PRELOAD: Final = (
     "shoal.cli.commands",
+    "shoal.cli.run",
     "shoal.node.node",
     "shoal.node.sapo.policies",
     "shoal.node.training.trainer_process",

@@ -19,12 +19,27 @@ from types import ModuleType
 from typing import Any, Final
 
 NEVER_RUN: Final = (
+    "anyio",
+    "cryptography.x509",
     "libp2p.bitswap",
     "libp2p.discovery",
+    "libp2p.kad_dht.common",
+    "libp2p.kad_dht.diagnostics",
     "libp2p.kad_dht.kad_dht",
+    "libp2p.kad_dht.peer_routing",
+    "libp2p.kad_dht.routing_table",
     "libp2p.kad_dht.utils",
+    "libp2p.kad_dht.value_store",
     "libp2p.peer.persistent",
+    "libp2p.relay.circuit_v2.config",
+    "libp2p.relay.circuit_v2.dcutr",
+    "libp2p.relay.circuit_v2.discovery",
+    "libp2p.relay.circuit_v2.performance_tracker",
+    "libp2p.relay.circuit_v2.protocol",
+    "libp2p.relay.circuit_v2.resources",
+    "libp2p.relay.circuit_v2.transport",
     "libp2p.rendezvous",
+    "libp2p.security.pnet",
     "libp2p.security.secio",
     "libp2p.security.tls",
     "libp2p.transport.cmux",
@@ -32,6 +47,7 @@ NEVER_RUN: Final = (
     "libp2p.transport.webrtc",
     "libp2p.transport.websocket",
     "multiaddr.resolvers",
+    "prometheus_client",
 )
 """Modules, each with those below it, of which the parts that run need no more than names."""
 

@@ -42,7 +42,7 @@ WAVE_NODES: Final = 8
 SETTLE_DEADLINE_S: Final = 600.0
 POLL_S: Final = 0.5
 """Between two looks at a node's log: fifty a second of each of a hundred nodes would be what is measured."""
-PRELOAD: Final = ("shoal.cli.commands", "shoal.node.node", "shoal.node.options", "typer.main", MODULE)
+PRELOAD: Final = ("shoal.cli.commands", "shoal.cli.run", "shoal.node.node", "typer.main", MODULE)
 
 HEARD: Final = Target(name="of the group heard by fewest, nodes that heard it within 60 s", unit="of all", least=0.99)
 MEMORY: Final = Target(name="memory of the largest daemon (PSS)", unit="MB", most=120, aim=70)

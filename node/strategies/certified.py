@@ -13,7 +13,6 @@ from shoal.node.parts import Parts
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
-from shoal.node.strategies.rollouts import rollout_engine
 from shoal.node.strategies.rounds import Rounds, Standing, Task
 from shoal.protocol.chain import Position
 from shoal.protocol.messages import Enlist
@@ -67,6 +66,8 @@ class CertifiedRounds(Rounds):
         self._p = parts
         self.engine = self.certifying = self._engine = Engine(engine_parts(parts))
         if parts.config.manifest.rollouts is not None:
+            from shoal.node.strategies.rollouts import rollout_engine  # with all that only an agent's node needs
+
             self.sharing = rollout_engine(parts, averages=True)
 
     @property

@@ -8,13 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.inbox import Own
-from shoal.node.sapo.engine import RolloutEngine
 from shoal.protocol.amending import AmendConsent
 from shoal.protocol.chain import Position
 from shoal.protocol.identity import PeerId
@@ -24,6 +23,9 @@ from shoal.protocol.records import Phase
 from shoal.protocol.seats import LinePlace
 from shoal.protocol.voting import FaultModel
 from shoal.swarm.members import Taker
+
+if TYPE_CHECKING:
+    from shoal.node.sapo.engine import RolloutEngine
 
 Task = Callable[[], Awaitable[None]]
 

@@ -8,15 +8,21 @@ from typing import Final
 from shoal.node.parts import Parts
 from shoal.node.strategies.certified import CertifiedRounds
 from shoal.node.strategies.pairs import PairRounds
-from shoal.node.strategies.rollouts import RolloutRounds
 from shoal.node.strategies.rounds import Rounds
 from shoal.protocol.strategies.strategy import Exchanges
+
+
+def _rollouts(parts: Parts) -> Rounds:
+    from shoal.node.strategies.rollouts import RolloutRounds  # with all that only an agent's node needs
+
+    return RolloutRounds(parts)
+
 
 ROUNDS: Final[Mapping[Exchanges, Callable[[Parts], Rounds]]] = {
     Exchanges.UPDATES: CertifiedRounds,
     Exchanges.GRADIENTS: CertifiedRounds,
     Exchanges.MODELS: PairRounds,
-    Exchanges.ROLLOUTS: RolloutRounds,
+    Exchanges.ROLLOUTS: _rollouts,
 }
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from typer.main import get_command
 
-from shoal.cli.commands import app
+from shoal.cli.commands import app_of
 
 LIST = Path(__file__).with_name("commands.txt")
 
 
 def collect() -> list[str]:
     """One line for each command, and for each thing that one takes."""
-    return sorted(_lines("shoal", get_command(app)))
+    return sorted(_lines("shoal", get_command(app_of())))
 
 
 def _lines(path: str, command: Any) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from shoal.cli import main, run
-from shoal.cli.commands import app
+from shoal.cli.commands import app_of
 from shoal.cli.main import execute
 from shoal.lab.cli.commands import _COMMANDS
 from shoal.protocol.errors import ConfigError, DiskFull, LocalError, NetworkError, RemoteError, StorageError
@@ -115,7 +115,7 @@ def test_help_cuts_no_name_of_an_option(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", columns)
     seen = 0
-    for path, command in _commands(get_command(app), ()):
+    for path, command in _commands(get_command(app_of()), ()):
         assert execute([*path, "--help"]) == 0
         text = capsys.readouterr().out
         shown = [taken for taken in command.params if not getattr(taken, "hidden", False)]
@@ -215,7 +215,7 @@ def test_output_that_finds_no_room_is_one_line() -> None:
 
 
 def test_process_starts_without_heavy_imports(tmp_path: Path) -> None:
-    heavy = ("trio", "torch", "numpy", "libp2p", "matplotlib", "rich")
+    heavy = ("trio", "torch", "numpy", "libp2p", "matplotlib", "rich", "shoal.cli.run", "shoal.lab")
     code = (
         "import sys; from shoal.cli.main import execute; "
         f"code = execute(['id', '--data-dir', {str(tmp_path)!r}]); "

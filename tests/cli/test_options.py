@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import typer.main
 
-from shoal.cli.commands import app
+from shoal.cli.commands import app_of
 from shoal.cli.main import PANELS_COLUMNS, execute
 from shoal.cli.options import help_of, no_markup
 from shoal.protocol.identity import Identity
 
 
 def test_every_option_has_its_environment_variable() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_of()).commands  # type: ignore[attr-defined]
     seen = set()
     for command in commands.values():
         for parameter in command.params:
@@ -36,14 +36,14 @@ def test_environment_variable_stands_for_the_option(
 
 
 def test_all_commands_share_one_default_data_dir() -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app_of()).commands  # type: ignore[attr-defined]
     defaults = {p.default for command in commands.values() for p in command.params if p.name == "data_dir"}
     assert len(defaults) == 1
 
 
 def _commands() -> list[tuple[str, Any]]:
     """Every command with its name, those of groups included."""
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(app_of())
     found: list[tuple[str, Any]] = []
     waiting = [(f"shoal {name}", command) for name, command in root.commands.items()]  # type: ignore[attr-defined]
     while waiting:

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from shoal.cli.commands import app
+from shoal.cli.commands import app_of
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.allreduce import MIB, Allreduce, FaultResult
 from shoal.lab.bench.crowd import CrowdBench, CrowdResult
@@ -142,7 +142,7 @@ def test_every_benchmark_has_targets_and_can_be_checked() -> None:
         "sapo-table", "scale", "throughput", "train-table",
     }  # fmt: skip
     assert {name for name, *_ in EDGES} | by_themselves == set(COMMANDS)
-    bench = get_command(app).commands["bench"]  # type: ignore[attr-defined]
+    bench = get_command(app_of()).commands["bench"]  # type: ignore[attr-defined]
     assert [n for n, one in bench.commands.items() if "--check" not in {o for p in one.params for o in p.opts}] == []
 
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from shoal.cli.commands import app
+from shoal.cli.commands import app_of
 from shoal.node.dashboard.token import TOKEN_NAME
 from shoal.testnet.links.namespaces import network
 from tests.node.lab import eventually
@@ -63,7 +63,7 @@ def test_nodes_are_run_as_the_image_runs_one_but_for_where_the_manifest_is_and_w
         assert services()[name]["ulimits"]["nofile"] == int(service()["LimitNOFILE"][0])
         assert services()[name]["stop_grace_period"] == f"{service()['TimeoutStopSec'][0]}s"
     init = shlex.split(next(line for line in line_of("found").splitlines() if line.startswith("shoal init")))
-    command = get_command(app).get_command(None, "init")  # type: ignore[attr-defined]
+    command = get_command(app_of()).get_command(None, "init")  # type: ignore[attr-defined]
     assert options_in(init) <= {name for parameter in command.params for name in parameter.opts}
 
 

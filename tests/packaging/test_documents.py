@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from typer.main import get_command
 
-from shoal.cli.commands import app
+from shoal.cli.commands import app_of
 from shoal.lab import bounds_page
 from shoal.lab.source import texts
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
@@ -191,7 +191,7 @@ def commands(text: str) -> list[list[str]]:
 def test_commands_that_the_documents_name_are_there_with_their_options() -> None:
     read = pages() | {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
     for page, words in ((page, words) for page, text in read.items() for words in commands(text)):
-        command, rest = get_command(app), words[1:]
+        command, rest = get_command(app_of()), words[1:]
         while rest and rest[0] in getattr(command, "commands", {}):
             command, rest = command.commands[rest[0]], rest[1:]  # type: ignore[attr-defined]
         assert len(rest) < len(words) - 1, (page, words)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from shoal.cli.commands import app
+from shoal.cli.commands import app_of
 from shoal.cli.main import INTERRUPTED, WRONG_USAGE
 from shoal.node.doctor import FILES_ASKED
 from shoal.protocol.key_file import PASSPHRASE_VARIABLE
@@ -55,7 +55,7 @@ def typed() -> list[list[str]]:
 
 
 def run_options(name: str = "run") -> set[str]:
-    command = get_command(app).get_command(None, name)  # type: ignore[attr-defined]
+    command = get_command(app_of()).get_command(None, name)  # type: ignore[attr-defined]
     return {name for parameter in command.params for name in parameter.opts}
 
 
@@ -158,7 +158,7 @@ def test_steps_make_what_the_unit_names() -> None:
 
 
 def test_commands_on_the_page_have_options_that_there_are() -> None:
-    known = set(get_command(app).commands)  # type: ignore[attr-defined]
+    known = set(get_command(app_of()).commands)  # type: ignore[attr-defined]
     ours = [line for line in typed() if line[:1] == ["shoal"]]
     assert {line[1] for line in ours} >= {"init", "id", "doctor", "run"}
     for line in ours:
