@@ -56,6 +56,7 @@ from shoal.protocol.manifest import OptimizerName, load_manifest
 from shoal.protocol.strategies.table import STRATEGIES
 from shoal.testnet.reports.report import (
     BytesReport,
+    FaultReport,
     LossReport,
     NodeReport,
     Report,
@@ -425,6 +426,33 @@ def test_read_run_does_not_take_an_earlier_loss_for_the_last_one(tmp_path: Path)
     log_of(tmp_path, 0, [[certified(1, 10.0, 1, 1)]])
     short = read_run(bench, 1, report_of(bench, [6.0]), tmp_path)
     assert (short.sound, short.rate_ratio) == (False, None)  # one round of two: too short
+
+
+LATE_FAULT = FaultReport(kind="kill", node=0, round=3, phase=None, at_s=None, delay_s=None)
+"""Of a round that a run of two did not need."""
+CRASHED = NodeReport(
+    index=1, peer_id="", outcome="crashed", rounds=0, certified=0, contributed=0, digests={}, crashes=1
+)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"forks": 1},
+        {"unverified": ("round 2",)},
+        {"alarms": ("node 0 logged an error",)},
+        {"trouble": "not finished after 9 s"},
+        {"nodes": (CRASHED,)},
+        {"unaffected_absent": (1,)},
+        {"faults": (msgspec.structs.replace(LATE_FAULT, round=2),)},
+    ],
+)
+def test_run_with_which_a_testnet_would_not_pass_is_not_sound(tmp_path: Path, change: dict[str, Any]) -> None:
+    bench = tiny(tokens=2 * ROUND_TOKENS)
+    log_of(tmp_path, 0, [[certified(1, 10.0, 1, 1), certified(2, 12.0, 1, 1)]])
+    whole = msgspec.structs.replace(report_of(bench, [6.0, 5.0]), faults=(LATE_FAULT,))
+    assert read_run(bench, 1, whole, tmp_path).sound
+    assert not read_run(bench, 1, msgspec.structs.replace(whole, **change), tmp_path).sound
 
 
 WATCH_DEADLINE_S = 120.0
