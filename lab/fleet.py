@@ -69,8 +69,9 @@ class Swarm(Fleet):
         *,
         runtime: Runtime | None = None,
         network: Network | None = None,
+        clocks: bool = False,
     ) -> None:
-        super().__init__(folder, runtime=runtime, network=network)
+        super().__init__(folder, runtime=runtime, network=network, clocks=clocks)
         self.began_at = time.time()
         self.faults: list[FaultRecord] = []
         self.found(manifest_of([self.add(index).peer_id for index in range(count)]))

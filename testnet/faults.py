@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,8 @@ from typing import Final, Protocol
 import trio
 
 from shoal.node.options import Hold
-from shoal.node.reporting.events import Holding
+from shoal.node.reporting.event_files import LOG_NAME, earlier_of
+from shoal.node.reporting.events import Certified, Holding, Linked, RoundEnded
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import NetworkError
 from shoal.testnet.journal import Entry, Journal, round_begun
@@ -31,24 +33,39 @@ from shoal.testnet.scenario import Fault, Scenario
 RESTART_DEADLINE_S: Final = 20.0
 FULL_END_S: Final = 10.0
 """A node to whom a write failed has ended by then."""
+WHOLE_S: Final = 90.0
+AGENT_WHOLE_S: Final = 300.0
+"""A node that was struck and is to get over it takes part again within so long; an agent's rounds are long."""
+KEPT: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", "rounds")
+"""What all lives of a node are judged by, and is not put back."""
+NOT_COPIED: Final = (*KEPT, "control.sock", "control.path", "lock")
 TRANSFER_ROUNDS: Final = 20
 """A node that fetches a state has begun to when the swarm is in the fault's round, or in one of so many from there."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FaultRecord:
-    """Record of one fault: `at` is its wall-clock second, None if its moment never came; `error` why it failed."""
+    """Record of one fault: `at` is its wall-clock second, None if its moment never came; `error` why it failed.
+
+    unmet: what should have come of it and did not, once it was done; that is no fault's, but the node's that it struck.
+    """
 
     fault: Fault
     at: float | None = None
     done: bool = False
     error: str | None = None
+    unmet: str | None = None
+
+
+class NotWhole(NetworkError):
+    """A fault was done, and the node that it struck is not as it should be after that."""
 
 
 class Field(Protocol):
     """Swarm as the faults need it that strike it: a `Fleet` that knows how a node joins."""
 
     network: Network | None
+    journal: Journal
 
     @property
     def nodes(self) -> list[NodeProcess]:
@@ -69,7 +86,6 @@ class Stage(Field, Protocol):
     """A swarm that goes through a scenario."""
 
     scenario: Scenario
-    journal: Journal
 
     def holds(self, index: int) -> tuple[Hold, ...]:
         """Points at which the node of that index is to hold, for the faults whose moment has not come."""
@@ -94,12 +110,19 @@ async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[Fault
     Cancellation leaves the record as far as it came.
     """
     fault, held = record.fault, swarm.scenario.held_node(record.fault)
+    if (copied := fault.from_round) is not None:
+        await swarm.journal.first(lambda entry: (round_begun(entry.event) or 0) >= copied)
+        try:
+            await copy_folder(fault, swarm)
+        except NetworkError as error:
+            record.error = str(error)
     await swarm.journal.first(lambda entry: _is_moment(fault, held, entry))
     record.at = time.time()
     announce(record)
     held_when_stopped = fault.kind == "continue" and _stopped_in_a_hold(fault, swarm)
     try:
-        await strike(fault, swarm)
+        if record.error is None:
+            await strike(fault, swarm)
         if held_when_stopped:
             await swarm.node(fault.target).ask("release")
     except NetworkError as error:
@@ -109,6 +132,9 @@ async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[Fault
     if record.error is None:
         try:
             await undo(fault, swarm)
+            await until_whole(fault, swarm, limit_s=_limit_s(swarm.scenario))
+        except NotWhole as error:
+            record.unmet = str(error)
         except NetworkError as error:
             record.error = str(error)
     record.done = True
@@ -162,7 +188,7 @@ def _is_moment(fault: Fault, held: int | None, entry: Entry) -> bool:
 async def _release(held: int, swarm: Stage, record: FaultRecord) -> None:
     """End the hold, unless its process is gone, or stopped: then a later `continue` ends it."""
     node = swarm.node(held)
-    if not node.alive or node.stopped or record.fault.kind in ("kill", "restart"):
+    if not node.alive or node.stopped or record.fault.kind in ("kill", *_STARTING_AGAIN):
         return
     try:
         if record.fault.phase == "transfer":  # in whichever round: it is not to hold again in the next
@@ -210,16 +236,20 @@ async def _join(fault: Fault, swarm: Field) -> None:
 
 
 async def _restart(fault: Fault, swarm: Field) -> None:
-    node = swarm.node(fault.target)
+    await _end(swarm.node(fault.target))
+    await trio.sleep(fault.duration_s or 0.0)
+    await swarm.join(fault.target)
+
+
+async def _end(node: NodeProcess) -> None:
+    """Kill a node, unless it has ended, and wait until it is gone. Raises NetworkError."""
     if node.alive:
         if node.struck != "killed":
             kill(node)
         with trio.move_on_after(RESTART_DEADLINE_S):
             await node.lives[-1].ended.wait()
     if node.alive:
-        raise NetworkError(f"node {fault.target} does not end")
-    await trio.sleep(fault.duration_s or 0.0)
-    await swarm.join(fault.target)
+        raise NetworkError(f"node {node.index} does not end")
 
 
 async def _pause(fault: Fault, swarm: Field) -> None:
@@ -311,6 +341,136 @@ async def _make_room(fault: Fault, swarm: Field) -> None:
         node.struck = None
 
 
+# -- an old folder, another address, another time -------------------------------------------------------------
+
+
+def _copy_of(node: NodeProcess) -> Path:
+    return node.folder.with_name(f"{node.index}.copy")
+
+
+async def copy_folder(fault: Fault, swarm: Field) -> None:
+    """Copy the folder of the node that is to be put back to it, as it is at one moment. Raises NetworkError."""
+    node = swarm.node(fault.target)
+    runs = node.alive and not node.stopped and node.struck != "killed"
+    if runs:  # else files would be of different moments
+        node.signal(signal.SIGSTOP)
+    try:
+        with disk_errors(node.folder):
+            shutil.rmtree(_copy_of(node), ignore_errors=True)
+            shutil.copytree(node.folder, _copy_of(node), ignore=shutil.ignore_patterns(*NOT_COPIED))
+    finally:
+        if runs and node.alive:
+            node.signal(signal.SIGCONT)
+
+
+async def _restore(fault: Fault, swarm: Field) -> None:
+    node = swarm.node(fault.target)
+    if not _copy_of(node).exists():
+        raise NetworkError(f"there is no copy of the folder of node {node.index}")
+    await _end(node)
+    with disk_errors(node.folder):
+        await trio.to_thread.run_sync(put_back, _copy_of(node), node.folder)
+    node.put_back = True
+    await trio.sleep(fault.duration_s or 0.0)
+    await swarm.join(fault.target)
+
+
+def put_back(copy: Path, folder: Path) -> None:
+    """Have a folder hold what its copy holds, and of the rest only what the testnet judges by. Blocks."""
+    for path in folder.iterdir():
+        if path.name not in KEPT:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    shutil.copytree(copy, folder, dirs_exist_ok=True)
+
+
+async def _move(fault: Fault, swarm: Field) -> None:
+    """Start it again where it listens elsewhere. On loopback each start of a node gets ports that are free."""
+    node = swarm.node(fault.target)
+    before = node.addresses
+    await _end(node)
+    if swarm.network is not None:
+        await trio.to_thread.run_sync(swarm.network.move, node.index)
+    await trio.sleep(fault.duration_s or 0.0)
+    await swarm.join(fault.target)
+    with trio.move_on_after(RESTART_DEADLINE_S):
+        await swarm.journal.until(lambda: bool(node.addresses) or not node.alive)
+    if set(before) & set(node.addresses):
+        raise NetworkError(f"node {node.index} listens where it did before")
+
+
+async def _set_clock(fault: Fault, swarm: Field) -> None:
+    await _set_ahead(swarm.node(fault.target), fault.ahead_s or 0.0)
+
+
+async def _set_right(fault: Fault, swarm: Field) -> None:
+    await _set_ahead(swarm.node(fault.target), 0.0)
+
+
+async def _set_ahead(node: NodeProcess, ahead_s: float) -> None:
+    if node.clock is None:
+        raise NetworkError(f"node {node.index} has no clock of its own")
+    node.clock.set(ahead_s)
+    await trio.lowlevel.checkpoint()
+
+
+# -- what has to come of it ----------------------------------------------------------------------------------
+
+
+def _limit_s(scenario: Scenario) -> float:
+    return AGENT_WHOLE_S if scenario.synchronisation.shares_rollouts else WHOLE_S
+
+
+async def until_whole(fault: Fault, swarm: Field, *, limit_s: float = WHOLE_S) -> None:
+    """Wait until the node goes on that a fault struck which it is to get over, or others keep it from that.
+
+    Raises NotWhole if it does not in so many seconds, or ended otherwise than it may; NetworkError.
+    """
+    if fault.kind not in _GOT_OVER:
+        return
+    node, since = swarm.node(fault.target), time.time()
+    if node.put_back:
+        with trio.move_on_after(limit_s):
+            await swarm.journal.until(lambda: not node.alive or _took_part(node, swarm, since))
+        if node.struck == "refused":
+            node.take_over, since = True, time.time()
+            await swarm.join(node.index)
+        node.put_back = False
+    with trio.move_on_after(limit_s):
+        await swarm.journal.until(lambda: not _is_free(node) or _took_part(node, swarm, since))
+    if _is_free(node) and not _took_part(node, swarm, since):
+        raise NotWhole(f"node {node.index} took part in no round within {limit_s:.0f} s of its {fault.kind}")
+    if not node.alive and node.struck is None:
+        raise NotWhole(f"node {node.index} ended after its {fault.kind}; see its log")
+    if fault.kind == "move":
+        await _until_linked(node, swarm, limit_s)
+
+
+def _is_free(node: NodeProcess) -> bool:
+    """True if nothing keeps it from taking part."""
+    return node.alive and not node.stopped and node.struck is None
+
+
+def _took_part(node: NodeProcess, swarm: Field, since: float) -> bool:
+    """True if it is of a round that ended since, or, where no round has members, ended one."""
+    ended = (event for event in swarm.journal.of(RoundEnded, node.index) if event.at > since)
+    return any(not isinstance(event, Certified) or node.peer_id in event.members for event in ended)
+
+
+async def _until_linked(node: NodeProcess, swarm: Field, limit_s: float) -> None:
+    """Wait until all who run and had found it before have found a node that came back elsewhere. Raises NotWhole."""
+
+    def missing() -> list[int]:
+        since = node.lives[-1].started_at
+        links = [(entry.node, entry.event) for entry in swarm.journal.entries if isinstance(entry.event, Linked)]
+        found = {index: event.at > since for index, event in links if event.peer == node.peer_id}
+        return [index for index, again in found.items() if not again and _is_free(swarm.node(index))]
+
+    with trio.move_on_after(limit_s):
+        await swarm.journal.until(lambda: not _is_free(node) or not missing())
+    if _is_free(node) and missing():
+        raise NotWhole(f"node {node.index} has another address, and nodes {missing()} did not find it there")
+
+
 def flip_bits(folder: Path, draw: random.Random) -> list[Path]:
     """Flip a bit of a value in every state and all finals in a node's folder; returns the files. Blocks.
 
@@ -347,6 +507,9 @@ _ACTIONS: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
     "corrupt": _corrupt,
     "full": _fill,
     "cut": _cut,
+    "clock": _set_clock,
+    "restore": _restore,
+    "move": _move,
 }
 
 _UNDOING: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
@@ -354,4 +517,9 @@ _UNDOING: Final[dict[str, Callable[[Fault, Field], Awaitable[None]]]] = {
     "partition": _join_up,
     "slow": _speed_up,
     "full": _make_room,
+    "clock": _set_right,
 }
+
+_STARTING_AGAIN: Final = ("restart", "restore", "move")
+_GOT_OVER: Final = ("clock", "restore", "move")
+"""Kinds whose node is to take part again at once."""

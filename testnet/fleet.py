@@ -27,14 +27,18 @@ def _ignore(node: NodeProcess) -> None:
 class Fleet:
     """Nodes in the folder `folder`, and in the namespaces of `network` if there is one.
 
-    First `add`, then `found`; while `run` runs, `launch`.
+    clocks: whether each has a wall clock of its own, which faults can set. First `add`, then `found`; while `run` runs,
+    `launch`.
     """
 
     manifest: Manifest
 
-    def __init__(self, folder: Path, *, runtime: Runtime | None = None, network: Network | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, runtime: Runtime | None = None, network: Network | None = None, clocks: bool = False
+    ) -> None:
         self.folder = folder
         self.network = network
+        self.clocks = clocks
         self.journal = Journal()
         self._runtime = runtime or Runtime()
         self._nodes: dict[int, NodeProcess] = {}
@@ -66,8 +70,10 @@ class Fleet:
 
     def add(self, index: int) -> NodeProcess:
         """Add a node with a key of its own, which is not started."""
-        self._nodes[index] = self.make(index, self.home(index))
-        return self._nodes[index]
+        node = self._nodes[index] = self.make(index, self.home(index))
+        if self.clocks:
+            node.give_clock(node.folder.with_name(f"{index}.clock"))
+        return node
 
     def make(self, index: int, folder: Path) -> NodeProcess:
         """Make a node that is none of the fleet, in a folder that is made if it is not there."""
@@ -111,7 +117,10 @@ class Fleet:
             holds=holds,
             place=LOOPBACK if self.network is None else self.network.place(node.index),
             workload=self.manifest.workload.name,
+            clock=None if node.clock is None else node.clock.path,
+            take_over=node.take_over,
         )
         lives = len(node.lives)
         await self._launches.send((node, launch))
         await self.journal.until(lambda: len(node.lives) > lives)
+        node.take_over = False

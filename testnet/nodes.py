@@ -33,10 +33,14 @@ from shoal.testnet.journal import Journal
 from shoal.testnet.links.namespaces import LOOPBACK, Place
 from shoal.testnet.parent_death import ended_with_parent
 from shoal.testnet.throttle import hold_to, processes_of
+from shoal.testnet.wall_clock import TrueTimes, WallClock
 
 POLL_S: Final = 0.02
 REAP_DEADLINE_S: Final = 10.0
 CONTROL_DEADLINE_S: Final = 10.0
+REFUSED: Final = 2
+REFUSAL: Final = ("is in use elsewhere", "--take-over")
+"""How a node ends that sees its key in use elsewhere, and words of its last line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,8 @@ class Launch:
     """Settings in which one start of a node differs from another.
 
     rounds: after how many it stops by itself, None for never. place: where it runs. workload: that of the manifest,
-    which the testnet wrote.
+    which the testnet wrote. clock: the file of the wall clock that it has, None for the machine's. take_over: its user
+    says that no other copy of its folder is in use.
     """
 
     manifest: Path
@@ -54,12 +59,15 @@ class Launch:
     holds: tuple[Hold, ...] = ()
     place: Place = LOOPBACK
     workload: str = ""
+    clock: Path | None = None
+    take_over: bool = False
 
 
 def node_command(launch: Launch) -> list[str]:
     """The command line of a real node."""
     place = launch.place
-    command = [*place.enter, sys.executable, "-m", "shoal.cli.main", "run", str(launch.manifest)]
+    clock = () if launch.clock is None else ("shoal.testnet.wall_clock", str(launch.clock))
+    command = [*place.enter, sys.executable, "-m", *clock, "shoal.cli.main", "run", str(launch.manifest)]
     command += ["--data-dir", str(launch.data_dir), "--listen", f"/ip4/{place.host}/tcp/{place.control_port}"]
     command += ["--lane-listen", f"{place.host}:{place.lane_port}"]
     command += ["--dashboard", "off", "--no-mdns", "--threads", "1", "--test-mode"]
@@ -71,6 +79,8 @@ def node_command(launch: Launch) -> list[str]:
         command += ["--hold", f"{hold.round}:{hold.phase}:{hold.progress}"]
     if launch.rounds is not None:
         command += ["--rounds", str(launch.rounds)]
+    if launch.take_over:
+        command.append("--take-over")
     return command
 
 
@@ -128,10 +138,14 @@ class Runtime:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Life:
-    """One process of a node, from its start to its end; `ended_at` and `exit_code` are None while it runs."""
+    """One process of a node, from its start to its end; `ended_at` and `exit_code` are None while it runs.
+
+    said_before: how many bytes the processes before it have printed.
+    """
 
     pid: int
     started_at: float
+    said_before: int = 0
     ended_at: float | None = None
     exit_code: int | None = None
     ended: trio.Event = field(default_factory=trio.Event)
@@ -140,7 +154,9 @@ class Life:
 class NodeProcess:
     """One node: its folder and, while it has one, its process.
 
-    `struck` says what a fault did to it last ("killed", "left" or "full"), None if nothing that explains its end.
+    `struck` says what a fault did to it last ("killed", "left", "full", or "refused" for a folder that was put back),
+    None if nothing that explains its end. `clock`: its own, None for the machine's. `put_back`: its folder is an old
+    copy, so it may refuse to go on. `take_over`: its next start, and no other, says that this copy is to go on.
     """
 
     def __init__(self, index: int, folder: Path, journal: Journal, runtime: Runtime) -> None:
@@ -150,6 +166,9 @@ class NodeProcess:
         self.lives: list[Life] = []
         self.stopped = False
         self.struck: str | None = None
+        self.clock: WallClock | None = None
+        self.put_back = self.take_over = False
+        self._true_times: TrueTimes | None = None
         self._share: float | None = None
         self._share_changed = trio.Event()
         self._journal = journal
@@ -184,8 +203,10 @@ class NodeProcess:
         """
         self.stopped, self.struck, self._share = False, None, None
         started_at = time.time()  # before the process is there: it may have logged something when `start` returns
-        process = self._runtime.start(self._runtime.command(launch), self.folder / "log.txt")
-        life = Life(pid=process.pid, started_at=started_at)
+        log = self.folder / "log.txt"
+        said_before = log.stat().st_size if log.exists() else 0
+        process = self._runtime.start(self._runtime.command(launch), log)
+        life = Life(pid=process.pid, started_at=started_at, said_before=said_before)
         self.lives.append(life)
         self._journal.poke()
         try:
@@ -199,6 +220,8 @@ class NodeProcess:
                 await _reap(process)
             self._read_events()
             life.ended_at, life.exit_code = time.time(), process.returncode
+            if self.put_back and self.struck is None and self._refused(life):
+                self.struck = "refused"
             life.ended.set()
             self._journal.poke()
 
@@ -209,7 +232,20 @@ class NodeProcess:
 
     def _read_events(self) -> None:
         for event in self._tail.read():
-            self._journal.add(self.index, event)
+            self._journal.add(self.index, event if self._true_times is None else self._true_times.of(event))
+
+    def give_clock(self, path: Path) -> None:
+        """Give its processes, from its next start on, a wall clock of their own in the file `path`."""
+        self.clock = WallClock(path)
+        self._true_times = TrueTimes(self.clock.changes)
+
+    def _refused(self, life: Life) -> bool:
+        """True if it ended, in order, since its key is in use elsewhere, and said what its user can do."""
+        with (self.folder / "log.txt").open("rb") as file:
+            file.seek(life.said_before)
+            said = file.read().decode(errors="replace")
+        last = said.rstrip().rpartition("\n")[2]
+        return life.exit_code == REFUSED and "Traceback" not in said and all(words in last for words in REFUSAL)
 
     async def _hold_to_share(self, group: int) -> None:
         """Hold its processes to the share that `throttle` says, as long as there is one."""

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeGuard
+from typing import Final, Literal, TypeGuard
 
 from shoal.node.reporting.events import (
     AgentDied,
@@ -16,7 +16,6 @@ from shoal.node.reporting.events import (
     Forked,
     Planned,
     RolledBack,
-    Rollouts,
     RoundEnded,
     RoundStarted,
     Started,
@@ -28,6 +27,8 @@ from shoal.testnet.journal import Entry, round_begun
 from shoal.testnet.scenario import Scenario
 
 Outcome = Literal["running", "left", "killed", "crashed"]
+HARMLESS: Final = ("join", "clock")
+"""Kinds of faults that are to keep nobody from any round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,8 @@ class RunRecord:
     trouble: str | None = None
 
     def counts(self, event: Event) -> TypeGuard[RoundEnded]:
-        """True if the event ends a round of the swarm; an agent's round is one only where there are no others."""
-        return isinstance(event, RoundEnded) and (self._shares or not isinstance(event, Rollouts))
+        """True if the event ends a round of the swarm."""
+        return self.scenario.counts(event)
 
     def begun(self, event: Event) -> int | None:
         """The round of the swarm that a node begins with it: that of an agent is one only where there are no others."""
@@ -110,11 +111,11 @@ class RunRecord:
         return frozenset((event.term, event.round) for _, event in self.certified())
 
     def unharmed(self) -> tuple[NodeFacts, ...]:
-        """The nodes that no fault struck. To be started later is no harm."""
+        """The nodes that no fault struck. To be started later is no harm, nor is a clock that is wrong."""
         struck = {
             index
             for record in self.faults
-            if record.at is not None and record.fault.kind != "join"
+            if record.at is not None and record.fault.kind not in HARMLESS
             for index in record.fault.struck
         }
         return tuple(node for node in self.nodes if node.index not in struck)

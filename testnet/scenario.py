@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeGuard
 
 import msgspec
 from msgspec import Meta
 
+from shoal.node.reporting.events import Event, Rollouts, RoundEnded
 from shoal.protocol.errors import ConfigError, LocalError, StorageError, did_you_mean
 from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
 from shoal.protocol.manifest_workload import Option
@@ -32,6 +33,7 @@ from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES
 from shoal.protocol.toml_text import parse_toml
 from shoal.testnet.links.namespaces import RateMbit, Uplink, What
 from shoal.testnet.ranges import check_option
+from shoal.testnet.wall_clock import AHEAD_LEAST_S, AHEAD_LIMIT_S
 
 SCENARIO_LIMIT_BYTES = 65_536
 NODE_LIMIT = 64
@@ -44,14 +46,17 @@ SLOW_RATE_MBIT: Final = 4.0
 THROTTLED_SHARE: Final = 0.05
 """Share of one core that a throttled node has where its fault does not say."""
 
+COPY_ROUNDS: Final = 2
+"""Age of the copy that is put back, where its fault does not say from which round it is."""
+
 Kind = Literal[
     "kill", "stop", "continue", "leave", "join", "restart", "pause", "resume", "throttle", "partition", "heal", "slow",
-    "corrupt", "full", "cut",
+    "corrupt", "full", "cut", "clock", "restore", "move",
 ]  # fmt: skip
 Phase = Literal["train", "plan", "reduce", "repair", "certify", "transfer"]
 
-_LASTING: Final = ("stop", "restart", "throttle", "partition", "slow", "full")
-_ENDING: Final = ("kill", "stop", "continue", "leave", "restart")
+_LASTING: Final = ("stop", "restart", "throttle", "partition", "slow", "full", "clock", "restore", "move")
+_ENDING: Final = ("kill", "stop", "continue", "leave", "restart", "restore", "move")
 _NODELESS: Final = ("join", "partition", "heal")
 _LINKS: Final = ("partition", "heal", "slow")
 _HELD_ELSEWHERE: Final = ("join", "continue", "partition", "heal", "corrupt")
@@ -62,8 +67,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One thing done to the swarm from outside, when `round` begins or exactly at a point of one of its phases.
 
     node: whom it strikes; for a join, the index that the newcomer gets. duration_s: how long a stop, a throttle, a
-    partition, a slow or a full disk lasts (left out: until a `continue` or a `heal`, or the end), or how long a restart
-    waits before the start; the other kinds are over at once, and have none whatever is said.
+    partition, a slow, a full disk or a wrong clock lasts (left out: until a `continue` or a `heal`, or the end), or how
+    long a restart, a restore or a move waits before the start; the other kinds are over at once, and have none whatever
+    is said.
 
     pause: the node stops training, as its user may have it, and follows the rounds without contributing, until a
     resume.
@@ -74,6 +80,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `SLOW_RATE_MBIT` where none is said. corrupt: a bit in every state and every final on its disk is flipped. full: no
     file of the node and its trainer can grow, as on a full disk; who ends of it is started again after that. cut: all
     its lanes break, and nobody dies of it.
+    clock: the node's wall clock is set `ahead_s` ahead of the others', or behind, while it runs; nobody is to notice.
+    restore: the node is killed, and started again on a copy of its folder that was made when round `from_round` began,
+    or `COPY_ROUNDS` before its own; where it ends since its key is in use elsewhere, it is started once more, and told
+    that this copy goes on. move: the node is killed, and started again at another address, or another port of the same
+    where there are no namespaces.
     """
 
     kind: Kind
@@ -86,6 +97,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     traffic: What = "all"
     rate_mbit: RateMbit | None = None
     cpu_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    ahead_s: Annotated[float, Meta(ge=-AHEAD_LIMIT_S, le=AHEAD_LIMIT_S)] | None = None
+    from_round: Annotated[int, Meta(ge=1, le=ROUND_LIMIT)] | None = None
 
     def __post_init__(self) -> None:
         if self.progress is not None and self.phase is None:
@@ -112,6 +125,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             msgspec.structs.force_setattr(self, "cpu_share", cpu_share)
         elif self.cpu_share is not None:
             raise ValueError(f"a {self.kind} has no cpu_share; a throttle has")
+        if (self.kind == "clock") != (self.ahead_s is not None):
+            raise ValueError("a clock has ahead_s, in seconds, and no other kind has")
+        if self.ahead_s is not None and 0 < abs(self.ahead_s) < AHEAD_LEAST_S:
+            raise ValueError(f"ahead_s is 0, or {AHEAD_LEAST_S:.0f} s and more either way")
+        if self.kind == "restore":
+            copied = max(1, self.round - COPY_ROUNDS) if self.from_round is None else self.from_round
+            if copied > self.round:
+                raise ValueError("from_round is the round of the restore, or one before it")
+            msgspec.structs.force_setattr(self, "from_round", copied)
+        elif self.from_round is not None:
+            raise ValueError(f"a {self.kind} has no from_round; a restore has")
 
     @property
     def target(self) -> int:
@@ -140,7 +164,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A whole scenario. Beyond the documented keys: what is trained, in steps of which length.
 
     tokens: the run is over when so many are certified, if that is before the last round. codec: None is the strategy's
-    own. sync, inner, round, rollouts: further keys of those sections of the manifest, in place of the testnet's own.
+    own. sync, inner, round, rollouts, membership, agreement: further keys of those sections of the manifest, in place
+    of the testnet's own; with rollouts beside a strategy that can average policies it does.
     """
 
     nodes: Annotated[int, Meta(ge=1, le=NODE_LIMIT)] = 4
@@ -156,6 +181,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inner: dict[str, Option] = msgspec.field(default_factory=dict)
     round: dict[str, Option] = msgspec.field(default_factory=dict)
     rollouts: dict[str, Option] = msgspec.field(default_factory=dict)
+    membership: dict[str, Option] = msgspec.field(default_factory=dict)
+    agreement: dict[str, Option] = msgspec.field(default_factory=dict)
     faults: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = msgspec.field(default=(), name="fault")
     uplinks: Annotated[tuple[Uplink, ...], Meta(max_length=NODE_LIMIT)] = msgspec.field(default=(), name="uplink")
     behind_routers: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=NODE_LIMIT)] = ()
@@ -167,8 +194,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             msgspec.structs.force_setattr(self, "inner_steps", implied["inner_steps"])
         if self.synchronisation.shares_rollouts:
             self._check_rollouts()
-        elif self.rollouts:
-            raise ValueError('rollouts has a meaning with strategy = "rollouts" only')
+        elif self.rollouts and not self.synchronisation.averages_policies:
+            raise ValueError('rollouts has a meaning with strategy = "rollouts", or "diloco" to average the policies')
+        if self.has_agents and self.workload == DEFAULT_WORKLOAD:
+            msgspec.structs.force_setattr(self, "workload", DEFAULT_POLICY)
         joined = {fault.target: fault.round for fault in self.faults if fault.kind == "join"}
         for number, fault in enumerate(self.faults, 1):
             if fault.round > self.rounds:
@@ -187,9 +216,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("behind_routers are nodes that there are, without uplink, and not node 0, which all join")
 
     def _check_rollouts(self) -> None:
-        """Check that no fault of agents names a phase, and have them train a policy by default."""
-        if self.workload == DEFAULT_WORKLOAD:
-            msgspec.structs.force_setattr(self, "workload", DEFAULT_POLICY)
+        """Check that no fault of agents names a phase."""
         for number, fault in enumerate(self.faults, 1):
             if fault.phase is not None:
                 raise ValueError(
@@ -204,6 +231,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def synchronisation(self) -> Strategy:
         """The strategy; the default one in the place of one that there is not, which the manifest refuses."""
         return _synchronisation(self.strategy)
+
+    @property
+    def has_agents(self) -> bool:
+        """True if nodes train policies, which they share the rollouts of, or average too."""
+        return self.synchronisation.shares_rollouts or bool(self.rollouts)
+
+    def counts(self, event: Event) -> TypeGuard[RoundEnded]:
+        """True if the event ends a round of the swarm; an agent's round is one only where there are no others."""
+        shares = self.synchronisation.shares_rollouts
+        return isinstance(event, RoundEnded) and (shares or not isinstance(event, Rollouts))
 
     def last_round(self, tokens: Mapping[int, int]) -> int:
         """The last round, or the one by which all tokens are certified that are wanted. tokens: of each round."""
@@ -224,6 +261,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """True if links are to be changed in ways that loopback cannot be."""
         return bool(self.uplinks or self.behind_routers) or any(fault.kind in _LINKS for fault in self.faults)
 
+    @property
+    def sets_clocks(self) -> bool:
+        """True if a node's wall clock is to be set."""
+        return any(fault.kind == "clock" for fault in self.faults)
+
     def held_node(self, fault: Fault) -> int | None:
         """Node that holds at the fault's point: its target, or the first that none ended if it strikes no running node.
 
@@ -231,7 +273,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         if fault.phase is None:
             return None
-        if fault.kind not in _HELD_ELSEWHERE:
+        if fault.kind not in _HELD_ELSEWHERE and (fault.kind, fault.phase) != ("restore", "transfer"):
             return fault.target
         if fault.phase == "transfer":
             fetching = [f for f in self.faults if f.kind in ("join", "restart") and f is not fault]

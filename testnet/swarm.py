@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -83,7 +83,8 @@ async def run_testnet(
     Raises ConfigError or StorageError before anything starts; KeyboardInterrupt, after the report is written, if a
     signal ended the run. Cancellation: all processes are ended and reaped; no report.
     """
-    testnet_manifest(scenario, [Identity.generate().peer_id])  # an earlier run is not lost to a wrong setting
+    founders = [Identity.generate().peer_id for _ in range(scenario.nodes)]
+    testnet_manifest(scenario, founders)  # an earlier run is not lost to a wrong setting
     with _network_for(scenario) as links:
         out = await trio.to_thread.run_sync(_prepare_folder, out)
         testnet = Testnet(scenario, out, on_progress, runtime or Runtime(), links)
@@ -97,7 +98,9 @@ async def run_testnet(
 def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
     """The manifest of a testnet's swarm. Raises ConfigError for a workload, strategy or codec that there is not."""
     shares = scenario.synchronisation.shares_rollouts
-    defaults = default_tables(scenario.workload, averages=False) if shares else {"workload": {}, "inner": {}}
+    defaults: dict[str, dict[str, Any]] = {"workload": {}, "inner": {}}
+    if scenario.has_agents:
+        defaults = default_tables(scenario.workload, averages=not shares)
     options = {**defaults["workload"].get("options", {}), **scenario.options}
     tables = {
         "swarm": SwarmSection(name="testnet", founders=founders, admission="open"),
@@ -120,7 +123,9 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
             "reduce_deadline_s": REDUCE_DEADLINE_S,
             **scenario.round,
         },
-        **({"rollouts": {**defaults["rollouts"], **scenario.rollouts}} if shares else {}),
+        **({"rollouts": {**defaults["rollouts"], **scenario.rollouts}} if scenario.has_agents else {}),
+        **({"membership": scenario.membership} if scenario.membership else {}),
+        **({"agreement": scenario.agreement} if scenario.agreement else {}),
     }
     return validate_manifest(msgspec.to_builtins(tables), source="the scenario")
 
@@ -151,8 +156,9 @@ def silence_limit_s(scenario: Scenario) -> float:
 
 
 def _round_deadline_s(scenario: Scenario) -> float:
-    shares = scenario.synchronisation.shares_rollouts
-    return (AGENT_ROUND_DEADLINE_S if shares else ROUND_DEADLINE_S) + STEP_DEADLINE_S * scenario.inner_steps
+    return (
+        AGENT_ROUND_DEADLINE_S if scenario.has_agents else ROUND_DEADLINE_S
+    ) + STEP_DEADLINE_S * scenario.inner_steps
 
 
 def _prepare_folder(out: Path) -> Path:
@@ -167,7 +173,7 @@ class Testnet(Fleet):
     def __init__(
         self, scenario: Scenario, out: Path, on_progress: OnProgress, runtime: Runtime, links: Network | None = None
     ) -> None:
-        super().__init__(out, runtime=runtime, network=links)
+        super().__init__(out, runtime=runtime, network=links, clocks=scenario.sets_clocks)
         self.scenario = scenario
         self._on_progress = on_progress
         self._records = [FaultRecord(fault=fault) for fault in scenario.faults]
@@ -340,18 +346,22 @@ class Testnet(Fleet):
     def _is_evaluated(self, round: int) -> bool:
         return any(event.round == round and event.loss is not None for event in self.journal.of(Evaluated))
 
+    def _ended(self, index: int | None = None) -> list[RoundEnded]:
+        """Ends of rounds of the swarm, at all nodes or at one."""
+        return [event for event in self.journal.of(RoundEnded, index) if self.scenario.counts(event)]
+
     def _last_round(self) -> int:
         """The scenario's last round, or the one that certified the last of its tokens."""
         if self.scenario.tokens is None:
             return self.scenario.rounds
-        return self.scenario.last_round(tokens_by_round(self.journal.of(RoundEnded)))
+        return self.scenario.last_round(tokens_by_round(self._ended()))
 
     def _last_round_certified(self) -> bool:
         """True if somebody certified the last round; or where each counts its own, if all that live ended theirs."""
         if self.scenario.synchronisation.shares_rollouts:
             return all(not node.alive or node.stopped or self._is_in(node) for node in self.nodes)
         last = self._last_round()
-        return any(node.certified(last) for node in self.nodes)
+        return any(event.round == last for event in self._ended())
 
     def _nobody_left(self) -> bool:
         return not any(node.alive for node in self.nodes) and not self._busy()
@@ -366,7 +376,7 @@ class Testnet(Fleet):
     def _is_in(self, node: NodeProcess) -> bool:
         """True if it took part in the last round, or in one after it."""
         last = self._last_round()
-        return any(event.round >= last for event in self.journal.of(RoundEnded, node.index))
+        return any(event.round >= last for event in self._ended(node.index))
 
     def _is_expected(self, node: NodeProcess) -> bool:
         """True if no fault keeps it away in the end: it was not ended, and nothing that was done to it lasts."""
@@ -387,7 +397,8 @@ class Testnet(Fleet):
     def _finished(self, node: NodeProcess) -> bool:
         caught_up = self.journal.of(CaughtUp, node.index)
         last = self._last_round()
-        return node.certified(last) or any(event.round >= last for event in caught_up)
+        certified = any(event.round == last for event in self._ended(node.index))
+        return certified or any(event.round >= last for event in caught_up)
 
     async def _ask_all_to_leave(self) -> frozenset[int]:
         """Give every node that still runs the chance to leave in good order; who does not take it is killed.

@@ -32,6 +32,7 @@ from shoal.lab.campaigns.campaign_plan import (
     CERTIFYING,
     CODECS,
     CUTS,
+    HARMLESS,
     PEERS,
     SHORT_MIX,
     Group,
@@ -145,7 +146,8 @@ class _Course:
             swarms += 1
             folder = self._out / "groups" / f"{group.name}-{swarms}"
             failed = self._failed(group)
-            made = LivingSwarm(folder, group, self._campaign.seed, manifest_of=manifest_of, runtime=runtime)
+            seed, clocks = self._campaign.seed, not self._campaign.short
+            made = LivingSwarm(folder, group, seed, manifest_of=manifest_of, runtime=runtime, clocks=clocks)
             async with made.owned() as swarm:
                 await self._run_on(swarm, runs)
             if self._failed(group) == failed and not self._campaign.keep:
@@ -271,10 +273,11 @@ class _Attempt:
             last=last,
             released_at=self._released_at,
             struck=struck,
-            cut=self._run.kind in CUTS,
+            cut=self._run.kind in HARMLESS,
             bound_s=self._bound_s,
             codec=self._swarm.manifest.sync.plan_codec,
         )
+        clocks = {n.index: n.clock.changes for n in self._swarm.nodes if n.clock is not None}
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
         round_s = statistics.median(ends) - self._released_at - strike.held_s if ends else None
         return RunRecord(
@@ -287,6 +290,6 @@ class _Attempt:
             delay_s=None if round_s is None else round_s - self._calm_s,
             whole_s=self._whole_s,
             bound_s=self._bound_s,
-            found=examine(self._swarm.witnesses, window),
+            found=examine(self._swarm.witnesses, window, clocks),
             trouble=trouble,
         )

@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -27,10 +29,14 @@ from shoal.protocol.membership import detection_bound_s
 from shoal.testnet.check import Witness
 from shoal.testnet.journal import Entry
 from shoal.testnet.run_record import alarms
+from shoal.testnet.wall_clock import Change, TrueTimes
 
 MACHINE_S: Final = 3.0
 """Seconds that a machine with fewer cores than nodes may add: the protocol's bounds hold for timers that are on time.
 """
+
+
+_RIGHT: Final[Mapping[int, Sequence[Change]]] = MappingProxyType({})
 
 
 def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float:
@@ -43,7 +49,7 @@ def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float
     and does not report is waited for, half as long as all that took. No patience with a lead that lives and does
     nothing is in it: these faults make none.
     """
-    noticed_s = detection_bound_s(peers)
+    noticed_s = detection_bound_s(peers, awaited=True)
     if cut:
         noticed_s = LANE_DEADLINE_S + MEND_RETRY_S + STALL_S + LATE_S + RELAY_SETTLE_S
     repaired_s = faults * (noticed_s + REPLAN_SETTLE_S + HELD_TIMEOUT_S + calm_s)
@@ -60,8 +66,8 @@ class Window:
     """Rounds of one run to judge, the faulted one first.
 
     released_at: when the faulted round, for which all nodes had stood still, was let go (wall clock). struck: the
-    nodes that faults struck in it; how long it took those says nothing about the protocol. cut: of the others some had
-    their lanes cut. codec: of all rounds.
+    nodes that faults struck in it; how long it took those says nothing about the protocol. cut: nothing of the others
+    may be left out, though some had their lanes cut, or their clocks set. codec: of all rounds.
     """
 
     first: int
@@ -93,9 +99,12 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-def examine(nodes: Sequence[Witness], window: Window) -> Findings:
-    """Judge the rounds of `window`. Blocks, for a second or so."""
-    entries = [Entry(node.index, event) for node in nodes for event in read_log(node.folder / LOG_NAME)]
+def examine(nodes: Sequence[Witness], window: Window, clocks: Mapping[int, Sequence[Change]] = _RIGHT) -> Findings:
+    """Judge the rounds of `window`. Blocks, for a second or so. clocks: when those of some nodes were set."""
+    times = {node.index: TrueTimes(clocks.get(node.index, ((-math.inf, 0.0),))) for node in nodes}
+    entries = [
+        Entry(node.index, times[node.index].of(event)) for node in nodes for event in read_log(node.folder / LOG_NAME)
+    ]
     entries.sort(key=lambda entry: entry.event.at)
     verdicts = judge_rounds(nodes, entries, range(window.first, window.last + 1))
     certified = [one for one in verdicts if one.certified]
@@ -122,7 +131,7 @@ def examine(nodes: Sequence[Witness], window: Window) -> Findings:
         for index, rounds in missed.items()
     ]
     if coverage is not None and coverage < 1.0:
-        lost.append(f"round {window.first}: covers {coverage:.1%} for want of lanes")
+        lost.append(f"round {window.first}: covers {coverage:.1%}, and nobody was gone")
     return Findings(
         rounds_checked=len(certified),
         wrong_values=sum(one.check.wrong_values for one in verdicts),

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import trio
 
-from shoal.lab.campaigns.campaign_plan import CUTS, PAIRED, Run
+from shoal.lab.campaigns.campaign_plan import HARMLESS, PAIRED, Run
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
 from shoal.lab.fleet import START_DEADLINE_S
 from shoal.node.reporting.event_files import LOG_NAME
@@ -23,8 +23,7 @@ from shoal.node.reporting.event_log import LogTail
 from shoal.node.reporting.events import CaughtUp, Certified, Voted
 from shoal.protocol.messages import Value
 from shoal.protocol.voting import is_quorum, lead
-from shoal.testnet import scenario
-from shoal.testnet.faults import strike
+from shoal.testnet import faults, scenario
 from shoal.testnet.nodes import NodeProcess
 from shoal.testnet.scenario import Kind
 
@@ -60,8 +59,8 @@ class Fault:
         head = swarm.head()
         self.strike = CarriedFault(victims=self._victims(head))
         self._phases: list[str] = []
-        cut = run.kind in CUTS
-        self.survivors = tuple(n for n in swarm.nodes if cut or n not in self.strike.victims)
+        harmless = run.kind in HARMLESS
+        self.survivors = tuple(n for n in swarm.nodes if harmless or n not in self.strike.victims)
 
     def _victims(self, head: Value) -> tuple[NodeProcess, ...]:
         nodes, run = self._swarm.nodes, self._run
@@ -83,6 +82,8 @@ class Fault:
         points = [] if run.phase is None or run.kind == "kill_voter" else [run.phase] * len(victims)
         if run.kind == "kill_repair":
             points = ["reduce", "repair"][: len(victims)]
+        if run.kind == "restore":
+            await faults.copy_folder(self._fault("restore", victims[0]), self._swarm)
         for node, phase in zip(victims, points, strict=False):
             await node.ask("hold", f"{self._gate}:{phase}:{run.progress if phase == 'reduce' else 0}")
         released_at = time.time()
@@ -133,7 +134,10 @@ class Fault:
     async def _strike(self, kind: Kind, *victims: NodeProcess) -> None:
         """Strike these as a scenario calls it; all victims where none are named."""
         for node in victims or self.strike.victims:
-            await strike(scenario.Fault(kind=kind, round=self._gate, node=node.index), self._swarm)
+            await faults.strike(self._fault(kind, node), self._swarm)
+
+    def _fault(self, kind: Kind, node: NodeProcess, ahead_s: float | None = None) -> scenario.Fault:
+        return scenario.Fault(kind=kind, round=self._gate, node=node.index, ahead_s=ahead_s)
 
     async def _kill(self) -> None:
         await self._strike("kill")
@@ -179,11 +183,20 @@ class Fault:
         self.strike.point += f", lanes to peers cut {broken} times"
         await self._swarm.release([victim])
 
+    async def _set_clock(self) -> None:
+        (victim,) = self.strike.victims
+        await faults.strike(self._fault("clock", victim, self._run.ahead_s), self._swarm)
+        self.strike.point += f", its clock set {self._run.ahead_s:+,.0f} s"
+        await self._swarm.release([victim])
+
     # -- afterwards ------------------------------------------------------------------------------------------
 
     async def take_back(self) -> None:
-        """Continue the stopped victims, and start the killed ones. Raises NetworkError."""
+        """Continue the stopped victims, start the killed ones, and set clocks right. Raises NetworkError."""
         swarm = self._swarm
+        if self._run.kind in ("clock", "restore"):
+            await self._get_over(*self.strike.victims)
+            return
         killed = [node for node in self.strike.victims if node.struck == "killed"]
         quiet = self.survivors if killed and self._run.quiet else ()
         if quiet:
@@ -199,6 +212,17 @@ class Fault:
             await swarm.until(lambda: all(map(swarm.began_round, killed)), "who was killed is back", START_DEADLINE_S)
             await swarm.release(quiet)
 
+    async def _get_over(self, victim: NodeProcess) -> None:
+        """See that the node goes on; where it had no peace, under a clock that is right or on an old folder."""
+        if self._run.kind == "restore":
+            fault = self._fault("restore", victim)
+            await faults.strike(fault, self._swarm)
+        else:
+            fault = self._fault("clock", victim, 0.0)
+            if self._run.quiet:
+                await faults.strike(fault, self._swarm)
+        await faults.until_whole(fault, self._swarm)
+
 
 _ACTIONS: Final = {
     "kill": Fault._kill,
@@ -212,6 +236,8 @@ _ACTIONS: Final = {
     "stop_two": Fault._stop_two,
     "cut_pair": Fault._cut,
     "cut_all": Fault._cut,
+    "clock": Fault._set_clock,
+    "restore": Fault._kill,
 }
 
 

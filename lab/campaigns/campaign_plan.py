@@ -8,6 +8,7 @@ not.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,11 +33,14 @@ Kind = Literal[
     "stop_two",
     "cut_pair",
     "cut_all",
+    "clock",
+    "restore",
 ]
 """kill: SIGKILL of one node; _lead: of the round's first lead; _voter: of one that has voted and has no certificate;
 _two: of two at once; _repair: of one, and of a second while the loss is repaired. stop: SIGSTOP until the others have
 certified the round; _continue: for a while; _kill: and SIGKILL after a while; _two: one stopped, one killed. cut: all
-lanes broken, the links left alone, between one and another (_pair) or all others (_all)."""
+lanes broken, the links left alone, between one and another (_pair) or all others (_all). clock: the wall clock of one
+node set, forward or back. restore: as kill, and the node starts again on its folder as it was when the round began."""
 
 CODECS: Final[tuple[str, ...]] = ("fp32", "bf16", "int8", "int4")
 """Those that campaigns draw of when nothing is said: another would make other runs of every seed."""
@@ -48,6 +52,10 @@ RUN_LIMIT: Final = 10_000
 PAIRED: Final = ("kill_two", "kill_repair", "stop_two")
 """Kinds that take two nodes; a swarm of three cannot bear them."""
 CUTS: Final = ("cut_pair", "cut_all")
+HARMLESS: Final = (*CUTS, "clock")
+"""Kinds that are to keep nobody from the round, nor anything out of its sum."""
+AHEAD_S: Final = (120.0, 40 * 86_400.0)
+"""How far a wall clock is set: from minutes to weeks."""
 
 KINDS: Final[tuple[Kind, ...]] = tuple(k for k in get_args(Kind) if k != "kill_repair" or "repair" in HOLD_PHASES)
 STOPS_S: Final = (0.5, 12.0)
@@ -78,7 +86,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     order: the nodes in the order in which they are considered as victims. phase: None to strike `after` so much of an
     undisturbed round; else at `progress` of the reduce, or where another phase begins. stop_s: how long a stop lasts.
     cuts: how often lanes are cut. quiet: whether the survivors stand still while a killed node starts again; else it
-    has to catch up with them.
+    has to catch up with them. ahead_s: how far a clock is set; where it is quiet it is set right after the round.
     """
 
     number: int
@@ -91,6 +99,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     stop_s: float
     cuts: int
     quiet: bool
+    ahead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +114,8 @@ class Mix:
     anywhere: bool = True
 
 
-SHORT_MIX: Final = Mix(stop_s=(0.5, 2.0), anywhere=False)
+SHORT_MIX: Final = Mix(kinds=tuple(kind for kind in KINDS if kind != "clock"), stop_s=(0.5, 2.0), anywhere=False)
+"""Without clocks: its nodes are copies of a process that has kept the true one."""
 
 
 def paced(strategy: str, steps: int, step_s: float) -> tuple[int, float]:
@@ -183,4 +193,10 @@ def _draw_run(rng: random.Random, number: int, group: Group, kind: Kind, mix: Mi
         stop_s=round(rng.uniform(*mix.stop_s), 3),
         cuts=rng.randint(1, _CUTS_LIMIT),
         quiet=rng.random() < _QUIET_SHARE,
+        ahead_s=draw_ahead_s(rng),
     )
+
+
+def draw_ahead_s(rng: random.Random) -> float:
+    """How far a wall clock is set: forward as often as back, by minutes as often as by days."""
+    return round(rng.choice((-1, 1)) * math.exp(rng.uniform(*map(math.log, AHEAD_S))), 3)

@@ -57,7 +57,7 @@ class LivingSwarm(Swarm):
     """One group's swarm, in an empty folder.
 
     network: where the nodes run, None for loopback. manifest_of: what they train; the campaign's own if left out.
-    runtime: how they are started; each by itself if left out.
+    runtime: how they are started; each by itself if left out. clocks: whether faults can set their wall clocks.
     """
 
     def __init__(
@@ -69,11 +69,12 @@ class LivingSwarm(Swarm):
         network: Network | None = None,
         manifest_of: ManifestOf | None = None,
         runtime: Runtime | None = None,
+        clocks: bool = False,
     ) -> None:
         self.group = group
         self.seed = seed
         manifest = partial(manifest_of or campaign_manifest, group, seed)
-        super().__init__(folder, group.peers, manifest, network=network, runtime=runtime)
+        super().__init__(folder, group.peers, manifest, network=network, runtime=runtime, clocks=clocks)
         self._calm_s: list[float] = []
 
     @property

@@ -16,19 +16,39 @@ LEAVE_DEADLINE_S: Final = 30.0
 
 
 async def inject_fault(strike: SoakFault, swarm: LivingSwarm) -> str | None:
-    """Strike, wait as long as the fault lasts, and undo it; returns why it could not be done, None if it was."""
-    errors = []
+    """Strike, wait as long as the fault lasts, and undo it, and so with the one beside it, at the same moment.
+
+    Returns why it could not be done, or what of it was not got over; None if all is well.
+    """
+    errors: list[str] = []
+
+    async def inject(one: SoakFault) -> None:
+        errors.extend(await _inject(one, swarm))
+
+    async with trio.open_nursery() as nursery:
+        for one in (strike, strike.beside):
+            if one is not None:
+                nursery.start_soon(inject, one)
+    return "; ".join(errors) or None
+
+
+async def _inject(strike: SoakFault, swarm: LivingSwarm) -> list[str]:
+    errors: list[str] = []
     for fault in faults_of(strike, len(swarm.nodes)):
         try:
+            if fault.kind == "restore":
+                await faults.copy_folder(fault, swarm)
+                await trio.sleep(strike.lasts_s)
             await faults.strike(fault, swarm)
             if fault.kind == "leave":
                 errors += await _until_left(fault, swarm)
             await faults.undo(fault, swarm)
+            await faults.until_whole(fault, swarm)
         except NetworkError as error:
             errors.append(str(error))
             if fault.kind != "corrupt":  # else the node is started again all the same
                 break
-    return "; ".join(errors) or None
+    return errors
 
 
 def faults_of(strike: SoakFault, nodes: int) -> tuple[Fault, ...]:
@@ -47,6 +67,12 @@ def faults_of(strike: SoakFault, nodes: int) -> tuple[Fault, ...]:
         return (Fault(kind="slow", round=number, node=node, rate_mbit=SLOW_MBIT, duration_s=lasts_s),)
     if strike.kind == "stop":
         return (Fault(kind="stop", round=number, node=node, duration_s=lasts_s),)
+    if strike.kind == "clock":
+        return (Fault(kind="clock", round=number, node=node, ahead_s=strike.ahead_s, duration_s=lasts_s),)
+    if strike.kind == "restore":
+        return (Fault(kind="restore", round=number, node=node),)
+    if strike.kind == "move":
+        return (Fault(kind="move", round=number, node=node, duration_s=lasts_s),)
     return (Fault(kind="cut", round=number, node=node),)
 
 

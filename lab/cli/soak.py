@@ -13,6 +13,7 @@ from shoal.lab.campaigns.settings import Soak
 
 if TYPE_CHECKING:
     from shoal.lab.campaigns.soak_measures import Verdict
+    from shoal.lab.campaigns.soak_plan import SoakFault
     from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport
 
 PROBLEMS_SHOWN = 10
@@ -45,13 +46,20 @@ def run_to_end(chosen: Soak, out: Path, _: ShowNow) -> SoakReport:
 def fault_line(record: SoakFaultRecord) -> str:
     """`fault 12, minute 12.0: kill node 2 for 8.1 s in round 168; whole 6.2 s afterwards`."""
     strike = record.strike
-    who = " and ".join(str(node) for node in strike.nodes)
-    lasting = f" for {strike.lasts_s:.1f} s" if strike.lasts_s else ""
+    faults = [fault_words(one) for one in (strike, strike.beside) if one is not None]
     failed = "" if record.error is None else f"; not done: {in_one_line(record.error)}"
     return (
-        f"fault {strike.number}, minute {record.struck_at_s / 60:.1f}: {strike.kind} node {who}{lasting} "
+        f"fault {strike.number}, minute {record.struck_at_s / 60:.1f}: {' beside '.join(faults)} "
         f"in round {record.round}; whole {record.whole_s:.1f} s afterwards{failed}"
     )
+
+
+def fault_words(strike: SoakFault) -> str:
+    """`clock node 2 by +3,600 s for 8.1 s`."""
+    who = " and ".join(str(node) for node in strike.nodes)
+    ahead = f" by {strike.ahead_s:+,.0f} s" if strike.ahead_s else ""
+    lasting = f" for {strike.lasts_s:.1f} s" if strike.lasts_s else ""
+    return f"{strike.kind} node {who}{ahead}{lasting}"
 
 
 def summary(report: SoakReport, out: Path) -> list[str]:

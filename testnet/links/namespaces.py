@@ -131,16 +131,21 @@ class Network:
         self._behind = frozenset(behind)
         self._lan = {node: lan for lan, uplink in enumerate(self._uplinks) for node in uplink.nodes}
         self._blocked: Counter[tuple[Pair, What]] = Counter()
+        self._moves = Counter[int]()
         self._relays: list[subprocess.Popen[bytes]] = []
 
     def place(self, index: int) -> Place:
         """Addresses and namespace of the node of this index."""
         return Place(
-            host=_inner(index, 2) if index in self._behind else _address(index),
+            host=_inner(index, 2) if index in self._behind else self._address(index),
             control_port=CONTROL_PORT,
             lane_port=LANE_PORT,
             enter=(_tool("ip"), "netns", "exec", self._node(index)),
         )
+
+    def _address(self, index: int) -> str:
+        """Address in 198.18.0.0/15, which is set aside for tests of networks (RFC 2544)."""
+        return f"198.18.0.{index + 1 + self._nodes * (self._moves[index] % max(1, PLACE_LIMIT // self._nodes))}"
 
     def _node(self, index: int) -> str:
         return f"{self._name}-node{index}"
@@ -165,7 +170,7 @@ class Network:
             near, node = self._near(index), self._node(index)
             _ip(f"link add eth0 netns {node} type veth peer name node{index} netns {near}\n")
             _ip(f"link set node{index} master bridge up\n", near)
-            _ip(f"addr add {_address(index)}/24 dev eth0\nlink set eth0 up\nlink set lo up\n", node)
+            _ip(f"addr add {self._address(index)}/24 dev eth0\nlink set eth0 up\nlink set lo up\n", node)
         for lan, uplink in enumerate(self._uplinks):
             self._join_lan(f"{self._name}-lan{lan}", f"lan{lan}", uplink)
 
@@ -177,7 +182,7 @@ class Network:
         _ip(f"link set router{index} master bridge up\n", hub)
         _ip(f"link add eth0 netns {node} type veth peer name node{index} netns {router}\n")
         _ip(
-            f"addr add {_address(index)}/24 dev outside\nlink set outside up\nlink set lo up\n"
+            f"addr add {self._address(index)}/24 dev outside\nlink set outside up\nlink set lo up\n"
             f"addr add {_inner(index, 1)}/24 dev node{index}\nlink set node{index} up\n",
             router,
         )
@@ -261,6 +266,14 @@ class Network:
             if "tbf" in _run([_tool("tc"), "-n", name, "qdisc", "show", "dev", device]):
                 _run([_tool("tc"), "-n", name, "qdisc", "del", "dev", device, "root"])
 
+    def move(self, index: int) -> None:
+        """Give a node, or the router that it sits behind, another address from now on. Raises NetworkError."""
+        where, device = (self._near(index), "outside") if index in self._behind else (self._node(index), "eth0")
+        before = self._address(index)
+        self._moves[index] += 1
+        _ip(f"addr del {before}/24 dev {device}\naddr add {self._address(index)}/24 dev {device}\n", where)
+        self._enforce({node for pair, _ in self._blocked for node in pair if index in pair})
+
     def restore(self) -> None:
         """Take back every `block` and `narrow`. Uplinks stay as they were made. Raises NetworkError."""
         self._blocked.clear()
@@ -274,7 +287,7 @@ class Network:
             drops = []
             for pair, what in sorted(self._blocked):
                 if index in pair:
-                    other = _address(pair[0] if index == pair[1] else pair[1])
+                    other = self._address(pair[0] if index == pair[1] else pair[1])
                     port = {"all": 0, "lanes": LANE_PORT, "control": CONTROL_PORT}[what]
                     kinds = (f" tcp {side}port {port}" for side in "ds") if port else ("",)
                     drops += [f"ip saddr {other}{kind} drop" for kind in kinds]
@@ -420,11 +433,6 @@ def pairs_between(groups: Sequence[Collection[int]]) -> frozenset[Pair]:
 
 def _ordered(pair: Pair) -> Pair:
     return (min(pair), max(pair))
-
-
-def _address(index: int) -> str:
-    """Address in 198.18.0.0/15, which is set aside for tests of networks (RFC 2544)."""
-    return f"198.18.0.{index + 1}"
 
 
 def _inner(index: int, host: int) -> str:

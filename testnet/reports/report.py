@@ -88,7 +88,8 @@ class HeldOutReport(msgspec.Struct, frozen=True, kw_only=True):
 class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
     """One fault. at_s: None if its moment never came. delay_s: against the median undisturbed round.
 
-    node: None for what strikes links between several, of which `groups` names those of a partition.
+    node: None for what strikes links between several, of which `groups` names those of a partition. unmet: what should
+    have come of it and did not, once it was done.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float | None
     delay_s: float | None
     error: str | None = None
+    unmet: str | None = None
     groups: tuple[tuple[int, ...], ...] = ()
 
 
@@ -176,7 +178,8 @@ def failures(report: Report) -> list[str]:
         reasons.append("nodes do not hold the same state")
     if len(report.nodes) > 1 and report.rounds and not any(entry.coverage for entry in report.rounds):
         reasons.append("in no round did anything that one node made reach another")
-    return [*reasons, *_absences(report), *_ends(report), *report.alarms]
+    unmet = [fault.unmet for fault in report.faults if fault.unmet is not None]
+    return [*reasons, *_absences(report), *unmet, *_ends(report), *report.alarms]
 
 
 def _too_little(report: Report) -> str:
@@ -505,6 +508,7 @@ def _fault_reports(run_record: RunRecord) -> tuple[FaultReport, ...]:
                 at_s=None if record.at is None else _since(run_record, record.at),
                 delay_s=round(took - usual, 3) if measured and took is not None and usual is not None else None,
                 error=record.error or (None if record.done else _unfinished(record)),
+                unmet=record.unmet,
             )
         )
     return tuple(reports)

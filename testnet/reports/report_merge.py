@@ -2,7 +2,8 @@
 
 Clocks of different machines differ, so times of two logs cannot be compared as they stand. What two logs have in common
 are the rounds that both certified, within moments of each other: the median of the differences over those rounds is
-what one clock is ahead of the other. A log that shares no round with any other is taken as its clock says.
+what one clock is ahead of the other. A log that shares no round with any other is taken as its clock says. Of one whose
+clock was set meanwhile a part is in wrong times, and is no measure for others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from shoal.testnet.reports.report_log import FaultSeen, LogHistory, RoundKey, Sw
 
 SHARED_WANTED: Final = 3
 """Rounds in common that make a good measure of two clocks; fewer are taken where there are no more."""
+ASTRAY_S: Final = 60.0
+"""Nobody certifies a round so long after another and all the same beside it: one of the clocks was set."""
 FAREWELL_S: Final = 30.0
 INCIDENT_WINDOW_S: Final = 60.0
 """Reports of one thing happening to one node within this time are one incident."""
@@ -142,7 +145,7 @@ def _clock(anchors: Mapping[RoundKey, float], known: Mapping[RoundKey, tuple[flo
     differences = [at - known[key][0] / known[key][1] for key, at in anchors.items() if key in known]
     if not differences:
         return Clock()
-    ahead = statistics.median(differences)
+    ahead = statistics.median_low(differences)  # one that there was: where a clock was set they are of two kinds
     strays = sorted(abs(difference - ahead) for difference in differences)
     return Clock(ahead_s=ahead, rounds=len(differences), stray_s=strays[int(0.9 * (len(strays) - 1))])
 
@@ -151,7 +154,8 @@ def _join(anchors: Mapping[RoundKey, float], ahead_s: float, known: dict[RoundKe
     """Let the rounds of an aligned log be a measure for the next."""
     for key, at in anchors.items():
         total, tellers = known.get(key, (0.0, 0))
-        known[key] = (total + at - ahead_s, tellers + 1)
+        if not tellers or abs(at - ahead_s - total / tellers) < ASTRAY_S:
+            known[key] = (total + at - ahead_s, tellers + 1)
 
 
 def incidents(logs: Sequence[LogHistory], clocks: Sequence[Clock]) -> list[Incident]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import trio
 
-from shoal.protocol.timeouts import RESTING_TICK_S
 from shoal.protocol.effects import MemberEffect
 from shoal.protocol.inputs import Input, Tick
+from shoal.protocol.timeouts import RESTING_TICK_S
 from tests.node.box_life import Life
 from tests.node.box_trainer import TRAIN_S
 from tests.node.simulated_disk import Disks

@@ -6,6 +6,62 @@ from tests.planted.bugs import Bug, bug
 
 TESTNET: tuple[Bug, ...] = (
     bug(
+        "who ends on an old folder is taken for one that refused to go on, whatever it said",
+        "tests/testnet/test_coming_back.py::test_whatever_else_comes_of_an_old_folder_is_a_failure",
+        'return life.exit_code == REFUSED and "Traceback" not in said and all(words in last for words in REFUSAL)',
+        "return True",
+    ),
+    bug(
+        "who follows the rounds counts as one that is of them again",
+        "tests/testnet/test_coming_back.py::test_whatever_else_comes_of_an_old_folder_is_a_failure",
+        "return any(not isinstance(event, Certified) or node.peer_id in event.members for event in ended)",
+        "return any(True for event in ended)",
+    ),
+    bug(
+        "the folder of a running node is copied while it writes",
+        "tests/testnet/test_coming_back.py::test_a_running_node_is_copied_as_it_is_at_one_moment_and_goes_on",
+        'runs = node.alive and not node.stopped and node.struck != "killed"',
+        "runs = False",
+    ),
+    bug(
+        "what a folder has newer than its copy stays when that is put back",
+        "tests/testnet/test_coming_back.py"
+        "::test_what_is_put_back_is_all_that_was_copied_and_nothing_newer_but_what_judges",
+        "if path.name not in KEPT:",
+        "if path.is_symlink():",
+    ),
+    bug(
+        "nobody has to find who moved",
+        "tests/testnet/test_coming_back.py::test_who_moved_is_to_take_part_and_to_be_found_again",
+        'if fault.kind == "move":',
+        'if fault.kind == "moved":',
+    ),
+    bug(
+        "a verdict that forgets what should have come of a fault",
+        "tests/testnet/reports/test_report.py::test_what_should_have_come_of_a_fault_and_did_not_fails_the_run",
+        "return [*reasons, *_absences(report), *unmet, *_ends(report), *report.alarms]",
+        "return [*reasons, *_absences(report), *_ends(report), *report.alarms]",
+    ),
+    bug(
+        "whose clock was set may miss rounds",
+        "tests/testnet/reports/test_report.py::test_who_had_its_clock_set_may_miss_no_round",
+        'HARMLESS: Final = ("join", "clock")',
+        'HARMLESS: Final = ("join",)',
+    ),
+    bug(
+        "times of a clock that was set are told as they stand in the log",
+        "tests/testnet/test_wall_clock.py"
+        "::test_events_of_a_clock_that_was_set_are_put_back_to_the_times_at_which_they_were",
+        "true = round(event.at - ahead_s, 6)",
+        "true = round(event.at, 6)",
+    ),
+    bug(
+        "a clock that is set moves the monotonic one",
+        "tests/testnet/test_wall_clock.py::test_a_process_tells_what_its_clock_says_and_its_monotonic_clocks_go_on",
+        "return self._told(which) + (self._ahead() if which == time.CLOCK_REALTIME else 0)",
+        "return self._told(which) + self._ahead()",
+    ),
+    bug(
         "a verdict that forgets whom no fault struck and who missed a round",
         "tests/testnet/reports/test_report.py"
         "::test_a_founder_that_no_fault_struck_and_that_missed_a_round_does_not_pass",
@@ -53,8 +109,8 @@ TESTNET: tuple[Bug, ...] = (
     bug(
         "a verdict that forgets what nodes gave the alarm for",
         "tests/testnet/reports/test_report.py::test_what_sound_nodes_never_say_does_not_pass",
-        "return [*reasons, *_absences(report), *_ends(report), *report.alarms]",
-        "return [*reasons, *_absences(report), *_ends(report)]",
+        "return [*reasons, *_absences(report), *unmet, *_ends(report), *report.alarms]",
+        "return [*reasons, *_absences(report), *unmet, *_ends(report)]",
     ),
     bug(
         "a verdict that looks at no fork after the last round of a scenario",
@@ -78,7 +134,7 @@ TESTNET: tuple[Bug, ...] = (
     bug(
         "who is told of rounds counts as one that came back",
         "tests/testnet/test_swarm.py::test_who_joined_or_came_back_and_is_told_of_rounds_alone_is_found",
-        "return any(event.round >= last for event in self.journal.of(RoundEnded, node.index))",
+        "return any(event.round >= last for event in self._ended(node.index))",
         "return self._finished(node)",
     ),
     bug(
@@ -105,6 +161,12 @@ TESTNET: tuple[Bug, ...] = (
         'write_atomically(out / name, data, option="--out")',
         """with disk_errors(out, option="--out"):
             (out / name).write_bytes(data)""",
+    ),
+    bug(
+        "a log whose clock was set is a measure for the others",
+        "tests/testnet/reports/test_report_merge.py::test_a_log_whose_clock_was_set_is_no_measure_for_another",
+        "if not tellers or abs(at - ahead_s - total / tellers) < ASTRAY_S:",
+        "if True:",
     ),
     bug(
         "a merged page is written over an older one in its place",
@@ -141,6 +203,12 @@ TESTNET: tuple[Bug, ...] = (
         "tests/testnet/test_swarm.py::test_a_node_is_paused_and_resumed_as_its_user_would",
         'await swarm.node(fault.target).ask("resume")',
         'await swarm.node(fault.target).ask("pause")',
+    ),
+    bug(
+        "a scenario's swarm bears crashes whatever it says that it bears",
+        "tests/testnet/test_rollouts.py::test_how_a_swarm_of_a_scenario_votes_is_in_its_manifest",
+        '**({"agreement": scenario.agreement} if scenario.agreement else {}),',
+        '**({"agreement": scenario.agreement} if scenario.agreement == {} else {}),',
     ),
     bug(
         "the turns of a throttle wake a node that a fault stopped",

@@ -11,6 +11,7 @@ from shoal.node.reporting.event_log import parse_event
 from shoal.node.reporting.events import AgentStarted, HeldOutReward, Rollouts, RoundEnded
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
+from shoal.protocol.voting import FaultModel, Voting
 from shoal.testnet import swarm
 from shoal.testnet.check import Check
 from shoal.testnet.journal import Entry, round_begun
@@ -108,11 +109,31 @@ def test_what_a_scenario_of_rollouts_implies() -> None:
     assert (section.external, section.group_size) == (7, 3)
 
 
+def test_what_a_scenario_of_averaged_policies_implies() -> None:
+    scenario = Scenario(strategy="diloco", rollouts={"external": 7}, inner_steps=2)
+    manifest = swarm.testnet_manifest(scenario, [Identity.from_seed(bytes(32)).peer_id])
+    assert (manifest.sync.strategy, manifest.sync.inner_steps, manifest.sync.balance) == ("diloco", 2, False)
+    assert (manifest.workload.name, manifest.inner.optimizer) == ("char-policy", "adamw")
+    assert manifest.rollouts is not None
+    assert (manifest.rollouts.external, manifest.rollouts.images, manifest.rollouts.replays) == (7, True, True)
+    assert swarm.silence_limit_s(scenario) == swarm.AGENT_ROUND_DEADLINE_S + 2 * swarm.STEP_DEADLINE_S
+
+
+def test_how_a_swarm_of_a_scenario_votes_is_in_its_manifest() -> None:
+    founders = [Identity.from_seed(bytes([number] * 32)).peer_id for number in range(4)]
+    scenario = Scenario(membership={"voters": "named"}, agreement={"faults": "lying"})
+    manifest = swarm.testnet_manifest(scenario, founders)
+    assert manifest.voting == Voting(FaultModel.LYING, tuple(sorted(founders)))
+    assert swarm.testnet_manifest(Scenario(), founders).voting == Voting()
+    with pytest.raises(ConfigError, match="needs voters"):
+        swarm.testnet_manifest(scenario, founders[:3])
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"faults": (Fault(kind="kill", node=1, round=2, phase="reduce"),), "strategy": "rollouts"}, "no phases"),
-        ({"rollouts": {"external": 2}}, "rollouts"),
+        ({"rollouts": {"external": 2}, "strategy": "streaming"}, "rollouts"),
     ],
 )
 def test_what_has_no_meaning_is_refused(wrong: dict[str, object], said: str) -> None:

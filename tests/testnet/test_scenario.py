@@ -12,6 +12,7 @@ from shoal.node.options import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
 from shoal.testnet.links.namespaces import Uplink
 from shoal.testnet.scenario import (
+    COPY_ROUNDS,
     DEMO,
     SLOW_RATE_MBIT,
     THROTTLED_SHARE,
@@ -24,6 +25,7 @@ from shoal.testnet.scenario import (
 )
 
 KILL = '[[fault]]\nkind = "kill"\nnode = 2\nround = 3\nphase = "reduce"\nprogress = 0.4\n'
+RESTORE = '[[fault]]\nkind = "restore"\nnode = 2\nround = 5\n'
 PARTITION = '[[fault]]\nkind = "partition"\ngroups = [[0, 1], [2, 3]]\nround = 2\n'
 
 
@@ -46,6 +48,19 @@ def test_a_throttle_of_which_no_share_is_said_leaves_a_twentieth_of_a_core() -> 
     assert (throttle.struck, throttle.cpu_share, throttle.duration_s) == ((1,), THROTTLED_SHARE, 10)
     assert parse_scenario(text + "cpu_share = 0.5\n").faults[0].cpu_share == 0.5
     assert not parse_scenario(text).needs_namespaces
+
+
+def test_a_restore_of_which_no_round_is_said_is_of_a_copy_from_two_rounds_before() -> None:
+    (restore,) = parse_scenario(RESTORE).faults
+    assert (restore.struck, restore.from_round) == ((2,), 5 - COPY_ROUNDS)
+    assert parse_scenario(RESTORE.replace("5", "1")).faults[0].from_round == 1
+    assert parse_scenario(RESTORE + "from_round = 2\n").faults[0].from_round == 2
+
+
+def test_clocks_are_of_their_own_where_one_is_to_be_set_only() -> None:
+    text = '[[fault]]\nkind = "clock"\nnode = 1\nround = 2\nahead_s = -3600\n'
+    assert parse_scenario(text).sets_clocks
+    assert not parse_scenario(KILL + RESTORE).sets_clocks
 
 
 def test_parse_scenario_of_nothing_has_no_faults() -> None:
@@ -74,7 +89,7 @@ def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
     ("text", "says"),
     [
         ("node = 4\n", "unknown key 'node'; did you mean 'nodes'?"),
-        ("xyzzy = 4\n", "unknown key 'xyzzy'; it knows behind_routers, codec, fault, "),
+        ("xyzzy = 4\n", "unknown key 'xyzzy'; it knows agreement, behind_routers, codec, fault, "),
         (KILL + "durations = 3\n", "fault 1: unknown key 'durations'; did you mean 'duration_s'?"),
         (PARTITION.replace("[[0, 1], [2, 3]]", "[[0, 1]]"), "a partition needs groups such as [[0, 1], [2, 3]]"),
         (PARTITION.replace("[[0, 1], [2, 3]]", "[[0, 1], [1, 3]]"), "and no node in two of them"),
@@ -99,6 +114,12 @@ def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
         (KILL.replace("node = 2\n", ""), "a kill needs the node it strikes"),
         (KILL.replace('phase = "reduce"\n', ""), "progress needs a phase"),
         ('[[fault]]\nkind = "join"\nnode = 1\nround = 2\n', "a join's node is a new one"),
+        ('[[fault]]\nkind = "clock"\nnode = 1\nround = 2\n', "a clock has ahead_s, in seconds, and no other kind has"),
+        (KILL + "ahead_s = 99\n", "a clock has ahead_s, in seconds, and no other kind has"),
+        ('[[fault]]\nkind = "clock"\nnode = 1\nround = 2\nahead_s = -9\n', "ahead_s is 0, or 30 s and more either way"),
+        ('[[fault]]\nkind = "clock"\nnode = 1\nround = 2\nahead_s = 1e9\n', "`float` <= 7776000.0"),
+        (KILL + "from_round = 2\n", "a kill has no from_round; a restore has"),
+        (RESTORE + "from_round = 6\n", "from_round is the round of the restore, or one before it"),
         ("nodes = 0\n", "`int` >= 1"),
         ('nodes = "4"\n', "Expected `int`, got `str`"),
         ("nodes = \n", "not valid TOML"),

@@ -174,7 +174,8 @@ async def test_a_throttle_ends_with_its_time_and_its_node_goes_on(
 
         def __init__(self) -> None:
             runtime = Runtime(command=lambda launch: [sys.executable, "-c", PAUSE])
-            self.nodes = [NodeProcess(0, tmp_path, Journal(), runtime)]
+            self.journal = Journal()
+            self.nodes = [NodeProcess(0, tmp_path, self.journal, runtime)]
 
         def node(self, index: int) -> NodeProcess:
             return self.nodes[index]

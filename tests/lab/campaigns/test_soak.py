@@ -16,10 +16,11 @@ import trio
 from shoal.cli.main import execute
 from shoal.lab.campaigns.campaign_check import MACHINE_S
 from shoal.lab.campaigns.campaign_plan import CERTIFYING, Group, groups_of
+from shoal.lab.campaigns.campaign_swarm import LivingSwarm
 from shoal.lab.campaigns.rounds import MARGIN, RoundJudge
 from shoal.lab.campaigns.settings import Soak
 from shoal.lab.campaigns.soak import drawn, gap_bound_s, run_soak, soak_manifest
-from shoal.lab.campaigns.soak_faults import faults_of
+from shoal.lab.campaigns.soak_faults import faults_of, inject_fault
 from shoal.lab.campaigns.soak_measures import (
     DESCRIPTORS_GROWTH,
     DISK_GROWTH_BYTES,
@@ -50,8 +51,11 @@ from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, ok, to_
 from shoal.lab.cli.soak import fault_line, summary, verdict_line
 from shoal.node.reporting.events import Certified, Listening, RoundStarted, Started
 from shoal.protocol.errors import ConfigError
+from shoal.testnet import faults
 from shoal.testnet.check import Witness
+from shoal.testnet.faults import NotWhole
 from shoal.testnet.journal import Journal
+from shoal.testnet.scenario import Fault
 from tests.testnet.test_check import PEERS, flip, write_round
 
 MIB = 1 << 20
@@ -77,6 +81,47 @@ def test_no_fault_ends_a_process_of_a_steady_node_and_all_nodes_are_struck() -> 
         assert ended == set(range(5)) - set(steady_of(5))
         assert {node for strike in strikes for node in strike.nodes} == set(range(5))
         assert {len(strike.nodes) for strike in strikes if strike.kind == "halves"} == {2}
+        besides = [(strike, strike.beside) for strike in strikes if strike.beside is not None]
+        assert len(besides) > len(strikes) / 10
+        for strike, beside in besides:
+            assert (beside.at_s, beside.kind != strike.kind) == (strike.at_s, True)
+            assert not set(beside.nodes) & set(strike.nodes)
+            assert beside.kind not in ENDING or beside.nodes[0] not in steady_of(5)
+
+
+def test_clocks_are_set_forward_and_back_by_minutes_and_by_days() -> None:
+    strikes = [strike for seed in range(20) for strike in draw_faults(seed, nodes=5, seconds=7200.0, period_s=60)]
+    ahead = [strike.ahead_s for strike in strikes if strike.kind == "clock"]
+    for sign in (-1, 1):
+        minutes = [by * sign / 60 for by in ahead if by * sign > 0]
+        assert min(minutes) < 30
+        assert max(minutes) > 10 * 24 * 60
+    assert {strike.ahead_s for strike in strikes if strike.kind != "clock"} == {0.0}
+
+
+@pytest.mark.parametrize("kind", ["kill", "clock"])
+async def test_a_fault_that_was_not_got_over_is_told_and_so_is_the_one_beside_it(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    async def strike(fault: Fault, swarm: object) -> None:
+        done.append(f"{fault.kind} {fault.node}")
+
+    async def until_whole(fault: Fault, swarm: object) -> None:
+        if fault.kind in ("clock", "move"):
+            raise NotWhole(f"{fault.kind} was not got over")
+
+    monkeypatch.setattr(faults, "strike", strike)
+    monkeypatch.setattr(faults, "undo", strike)
+    monkeypatch.setattr(faults, "until_whole", until_whole)
+    beside = SoakFault(number=1, at_s=1.0, kind="move", nodes=(3,), lasts_s=1.0)
+    both = SoakFault(number=1, at_s=1.0, kind=kind, nodes=(1,), lasts_s=1.0, ahead_s=99.0, beside=beside)
+    swarm = LivingSwarm(tmp_path / "swarm", Group(peers=4, codec="int8"), seed=1)
+    told = await inject_fault(both, swarm)
+    assert told is not None
+    assert sorted(told.split("; ")) == ["clock was not got over"] * (kind == "clock") + ["move was not got over"]
+    assert sorted(set(done)) == sorted([f"{'restart' if kind == 'kill' else kind} 1", "move 3"])
 
 
 def test_without_namespaces_nothing_is_done_to_links() -> None:
@@ -261,6 +306,10 @@ def test_strikes_are_faults_of_a_scenario_and_who_is_ended_comes_back() -> None:
     assert struck("stop", 0) == [("stop", 0, 3.0)]
     assert struck("cut", 1) == [("cut", 1, None)]
     assert struck("slow", 1) == [("slow", 1, 3.0)]
+    assert struck("restore", 3) == [("restore", 3, None)]
+    assert struck("move", 3) == [("move", 3, 3.0)]
+    (clock,) = faults_of(SoakFault(number=7, at_s=60.0, kind="clock", nodes=(1,), lasts_s=3.0, ahead_s=-900.0), 4)
+    assert (clock.kind, clock.ahead_s, clock.duration_s) == ("clock", -900.0, 3.0)
     (slow,) = faults_of(SoakFault(number=7, at_s=60.0, kind="slow", nodes=(1,), lasts_s=3.0), 4)
     assert slow.rate_mbit == SLOW_MBIT
     for kind, nodes, rest in (("partition", (2,), (0, 1, 3)), ("halves", (0, 3), (1, 2))):
@@ -410,6 +459,9 @@ def test_whatever_is_not_as_it_should_be_fails_the_soak(wrong: dict[str, object]
 def test_faults_and_verdicts_are_told_in_a_line() -> None:
     (record,) = GOOD.faults
     assert fault_line(record) == "fault 3, minute 3.0: kill node 2 for 8.1 s in round 41; whole 6.2 s afterwards"
+    beside = SoakFault(number=3, at_s=180.0, kind="clock", nodes=(1,), lasts_s=2.0, ahead_s=-86_400.0)
+    two = msgspec.structs.replace(record, strike=msgspec.structs.replace(STRIKE, beside=beside))
+    assert "kill node 2 for 8.1 s beside clock node 1 by -86,400 s for 2.0 s in round 41" in fault_line(two)
     failed = msgspec.structs.replace(record, error="node 2 is not running")
     assert fault_line(failed).endswith("; not done: node 2 is not running")
     assert verdict_line(GROWN) == "threads     node 2 daemon: 11 → 19, +8 of at most 2, 9 lives at equal age  GROWS"
@@ -417,7 +469,7 @@ def test_faults_and_verdicts_are_told_in_a_line() -> None:
     assert json.loads(to_json(GOOD))["verdicts"][0]["holds"] is True
 
 
-def test_the_bound_between_two_rounds_is_of_one_fault_and_grows_with_load() -> None:
+def test_the_bound_between_two_rounds_is_of_two_faults_and_grows_with_load() -> None:
     calm = gap_bound_s(4, [2.0, 2.0, 30.0], load=0.5)
     assert gap_bound_s(4, [4.0, 4.0, 30.0], load=0.5) > calm > AWAY_S[1]
     assert gap_bound_s(4, [2.0, 2.0, 30.0], load=3.0) == calm + 2 * MACHINE_S

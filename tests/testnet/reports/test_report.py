@@ -133,7 +133,7 @@ def test_report_has_the_documented_shape() -> None:
     }
     assert document["faults"] == [
         {"kind": "kill", "node": 2, "round": 3, "phase": "reduce", "at_s": 6.5, "delay_s": 3.5}
-        | {"error": None, "groups": []}
+        | {"error": None, "unmet": None, "groups": []}
     ]
     assert document["rounds"][0] == {
         "round": 1,
@@ -407,3 +407,21 @@ def test_a_round_is_settled_once_its_node_lived_on() -> None:
     log += [certified(1, 3, 3.0), certified(0, 9, 9.0), plain(0, Left()), certified(1, 4, 4.0)]
     done = replace(run_record(), entries=tuple(log))
     assert settled_rounds(done, 1) == {("0.0", 1), ("0.0", 3)}
+
+
+def test_what_should_have_come_of_a_fault_and_did_not_fails_the_run() -> None:
+    kept = kill()
+    kept.unmet = "node 2 took part in no round within 90 s of its move"
+    told = report(faults=(kept,))
+    assert told.faults[0].unmet == kept.unmet
+    assert not ok(told)
+    assert failures(told) == [kept.unmet]
+
+
+def test_who_had_its_clock_set_may_miss_no_round() -> None:
+    clock = FaultRecord(fault=Fault(kind="clock", node=2, round=3, ahead_s=3600.0), at=BEGAN + 6.5, done=True)
+    told = report(faults=(clock,))
+    assert told.unaffected_absent == (2,)
+    assert not ok(told)
+    stop = FaultRecord(fault=Fault(kind="stop", node=2, round=3), at=BEGAN + 6.5, done=True)
+    assert report(faults=(clock, stop)).unaffected_absent == ()

@@ -83,6 +83,18 @@ def test_align_says_which_log_shares_no_round() -> None:
     assert [clock.aligned for clock in clocks] == [True, True, False, False]
 
 
+@pytest.mark.parametrize("set_in", [8, 10, 14])
+def test_a_log_whose_clock_was_set_is_no_measure_for_another(set_in: int) -> None:
+    first = {("0.0", number): 100.0 + number for number in range(21)}
+    jumped = {key: at + (864_000.0 if key[1] >= set_in else 0.5) for key, at in first.items() if key[1] < 20}
+    third = {key: at - 7.0 for key, at in first.items() if key[1] < 19}
+    clocks = align([first, jumped, third])
+    assert clocks[1].ahead_s in (0.5, 864_000.0)
+    assert clocks[1].stray_s > 800_000.0, "the page says so"
+    assert clocks[2].ahead_s == pytest.approx(-7.0, abs=0.3)
+    assert clocks[2].stray_s < 1.0
+
+
 def test_align_goes_through_a_log_between_two_that_never_met() -> None:
     early = {("0.0", number): 100.0 + number for number in range(6)}
     late = {("0.0", number): 100.0 + number + 9.0 for number in range(7, 12)}
