@@ -24,7 +24,7 @@ import trio
 
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
-from shoal.lab.bench.hostile_member import TOLD_SUFFIX
+from shoal.lab.bench.hostile_member import lying_command, told_of
 from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_verdict import problems_of
 from shoal.lab.case import Case
@@ -84,9 +84,7 @@ class HostileSwarm(Swarm):
     def _command(self, launch: Launch) -> list[str]:
         command = [*node_command(launch), "--data", str(self._step), *self._options.get(launch.data_dir, ())]
         if self.liar is not None and launch.data_dir == self.liar.folder:
-            program = command.index("shoal.cli.main")
-            lying = ["shoal.lab.bench.hostile_member", self.bench.kind, str(self.strike), self.nodes[0].peer_id]
-            command[program : program + 1] = lying
+            return lying_command(command, self.bench.kind, self.strike, self.nodes[0].peer_id)
         return command
 
     async def launch_with(self, node: NodeProcess, *options: str) -> None:
@@ -136,7 +134,7 @@ class HostileSwarm(Swarm):
     async def until_lied(self) -> None:
         """Wait until the lying member, if there is one, has told a lie: some lie only where they lead. Bounded."""
         if self.liar is not None:
-            told = self.strike.with_name(self.strike.name + TOLD_SUFFIX)
+            told = told_of(self.strike)
             with trio.move_on_after(LIE_LIMIT_ROUNDS * self.bench.round_s * SLACK + MACHINE_S):
                 await self.journal.until(told.exists)
 

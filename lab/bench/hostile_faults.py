@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import trio
 
-from shoal.lab.bench.hostile_member import LYING_KINDS, TOLD_SUFFIX
+from shoal.lab.bench.hostile_member import LYING_KINDS, told_of
 from shoal.lab.bench.hostile_spec import HONEST, STRANGERS
 from shoal.lab.fleet import end
 from shoal.node.reporting.events import Listening
@@ -107,7 +107,7 @@ async def lying_member(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[Non
         yield
     finally:
         swarm.strike.unlink()
-    told = swarm.strike.with_name(swarm.strike.name + TOLD_SUFFIX)
+    told = told_of(swarm.strike)
     struck.made["lies"] = told.stat().st_size if told.exists() else 0
 
 

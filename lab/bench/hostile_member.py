@@ -38,10 +38,22 @@ from shoal.protocol.peering import LinkMessage
 from shoal.swarm.lanes.frame import FrameKind
 from shoal.swarm.links import Links
 
+MODULE: Final = "shoal.lab.bench.hostile_member"
 PERIOD_S: Final = 0.5
 """Between two lies of those that need no turn of its own."""
 
 TOLD_SUFFIX: Final = ".told"
+
+
+def lying_command(command: Sequence[str], kind: str, strike: Path, victim: PeerId) -> list[str]:
+    """The command line of a node that lies, made of that of an honest one."""
+    at = command.index("shoal.cli.main")
+    return [*command[:at], MODULE, kind, str(strike), victim, *command[at + 1 :]]
+
+
+def told_of(strike: Path) -> Path:
+    """The file that has a byte for each lie told."""
+    return strike.with_name(strike.name + TOLD_SUFFIX)
 
 
 class Liar:
@@ -52,7 +64,7 @@ class Liar:
         self.identity: Identity | None = None
         self.previous: Value | None = None
         self._strike = strike
-        self._told = strike.with_name(strike.name + TOLD_SUFFIX)
+        self._told = told_of(strike)
         self._at = float("-inf")
 
     @property

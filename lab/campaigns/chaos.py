@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import trio
 
+from shoal.lab.bench import hostile_verdict
 from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bound_s
-from shoal.lab.campaigns.chaos_plan import SCENARIO_LIMIT, draw_scenario
+from shoal.lab.campaigns.chaos_plan import SCENARIO_LIMIT, draw_scenario, programs_of
 from shoal.lab.campaigns.chaos_report import (
     ChaosReport,
     ScenarioRecord,
@@ -26,13 +29,16 @@ from shoal.lab.campaigns.chaos_report import (
     report_of,
     to_json,
 )
+from shoal.lab.campaigns.chaos_swarm import Program, behind, command_of, done_by, judged, liar_of
 from shoal.lab.campaigns.settings import Chaos
 from shoal.lab.fleet import load_per_core
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.manifest import load_manifest
 from shoal.testnet.check import Witness
 from shoal.testnet.links.namespaces import why_not
-from shoal.testnet.reports.report import Report
+from shoal.testnet.nodes import Runtime
+from shoal.testnet.reports.report import NodeReport, Report
 from shoal.testnet.run_folder import replace_earlier_run, write_reports
 from shoal.testnet.scenario import ROUND_LIMIT, Scenario
 from shoal.testnet.swarm import run_testnet
@@ -74,8 +80,10 @@ async def run_chaos(chaos: Chaos, out: Path, on_scenario: Callable[[ScenarioReco
             passed_over.append(number)
             continue
         folder = out / "scenarios" / str(number)
-        report = await run_testnet(scenario, folder)
-        record = await trio.to_thread.run_sync(judge, number, report, folder)
+        programs = programs_of(chaos.seed, number)
+        runtime = Runtime(command=partial(command_of, programs))
+        report = await run_testnet(scenario, folder, runtime=runtime)
+        record = await trio.to_thread.run_sync(judge, number, report, folder, programs)
         records.append(record)
         if not record.failed:
             await trio.to_thread.run_sync(shutil.rmtree, folder / "nodes")
@@ -100,15 +108,27 @@ def _write(report: ChaosReport, out: Path) -> None:
     write_reports(out, {REPORT_NAME: to_json(report) + "\n"})
 
 
-def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
-    """Judge a scenario by its report and what its nodes left in `folder`. Blocks."""
+def judge(
+    number: int, report: Report, folder: Path, programs: Mapping[int, Program] = MappingProxyType({})
+) -> ScenarioRecord:
+    """Judge a scenario by its report and what its nodes left in `folder`; a liar is not judged. Blocks."""
     load = load_per_core()
+    lost = behind(report, programs, partial(_home, folder))
+    if (liar := liar_of(report, programs)) is not None:
+        lost += taken_over_by(liar, report, folder)
+    report = judged(report, programs)
     broken = [line for node in _witnesses(report, folder) for line in broken_votes(node, 1, ROUND_LIMIT)]
     bound_s = bound_of(report, load)
     longest_s, late = late_rounds(report, bound_s)
     return ScenarioRecord(
         number=number,
         nodes=report.scenario.nodes,
+        programs=dict(programs),
+        struck={
+            index: done
+            for index, program in programs.items()
+            if (done := done_by(program, _home(folder, index))) is not None
+        },
         strategy=report.scenario.strategy,
         codec=report.scenario.codec,
         rounds=report.scenario.rounds,
@@ -123,15 +143,35 @@ def judge(number: int, report: Report, folder: Path) -> ScenarioRecord:
         unverified=len(report.unverified),
         longest_round_s=round(longest_s, 3),
         bound_s=round(bound_s, 3),
-        problems=problems_of(report, broken=broken, late=late),
+        problems=(*problems_of(report, broken=broken, late=late), *lost),
     )
+
+
+def _home(folder: Path, index: int) -> Path:
+    return folder / "nodes" / str(index)
 
 
 def _witnesses(report: Report, folder: Path) -> list[Witness]:
     return [
-        Witness(index=node.index, peer_id=PeerId(node.peer_id), folder=folder / "nodes" / str(node.index))
+        Witness(index=node.index, peer_id=PeerId(node.peer_id), folder=_home(folder, node.index))
         for node in report.nodes
     ]
+
+
+def taken_over_by(liar: NodeReport, report: Report, folder: Path) -> list[str]:
+    """Signs in the chains of the honest founders that the liar took something over, or that one of them is out."""
+    honest = [node for node in report.nodes if node is not liar]
+    faults = [fault for fault in report.scenario.faults if fault.kind != "join"]
+    touched = {index for fault in faults for index in fault.struck}
+    founders = {
+        PeerId(node.peer_id): _home(folder, node.index) for node in honest if node.index < report.scenario.nodes
+    }
+    struck = {PeerId(node.peer_id) for node in honest if node.index in touched or node.index >= report.scenario.nodes}
+    manifest = load_manifest(folder / "swarm.toml")
+    found = hostile_verdict.problems_of(
+        manifest, founders, PeerId(liar.peer_id), struck=struck, last=report.scenario.rounds
+    )
+    return [f"node {problem}" for problem in found]
 
 
 def bound_of(report: Report, load: float) -> float:

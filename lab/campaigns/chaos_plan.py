@@ -6,8 +6,10 @@ of the deck; the deck is dealt out before it is shuffled again, so that no pair 
 same whether the others are run or not, and on whatever machine: where links cannot be struck, the scenarios that strike
 some are left out and the others are what they are elsewhere.
 
-Strategies are dealt from a deck of their own, all that there are, and some swarms have more nodes than they need, or
-nodes behind routers, or lines like those of homes. Where rounds have no such phase a fault strikes when one begins.
+Swarms are dealt from a deck of their own: every strategy of ordinary nodes, those that withstand a liar with one among
+them (`chaos_swarm`), and others. Some have more nodes than they need, or nodes behind routers, or lines like those of
+homes or of a continent, or two nodes that never reach each other. Where rounds have no such phase a fault strikes when
+one begins.
 
 A swarm must be able to survive what is drawn: so many nodes that those who are lost for good, or until some later
 round, are never half of those that are left.
@@ -18,15 +20,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from msgspec.structs import replace
 
-from shoal.lab.campaigns.campaign_plan import CODECS, paced
+from shoal.lab.bench.hostile_member import LYING_KINDS
+from shoal.lab.campaigns.campaign_plan import CERTIFYING, CODECS, draw_ahead_s, paced
+from shoal.lab.campaigns.chaos_swarm import ROLES, Program
+from shoal.lab.waiting_loop import LOOP
 from shoal.lab.waiting_workload import WORKLOAD_NAME
+from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.manifest_rollouts import DEFAULT_POLICY, REPLAYED
 from shoal.protocol.strategies.table import STRATEGIES
-from shoal.testnet.links.namespaces import Uplink
+from shoal.testnet.links.wan_profiles import PROFILES, uplinks_of
 from shoal.testnet.scenario import Fault, Kind, Phase, Scenario
 
 Card = tuple[Kind, Phase]
@@ -34,16 +41,52 @@ T = TypeVar("T")
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """A move named `continue` is a stop that lasts until then, `heal` a partition that does, `resume` a pause."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+Company = Literal["nodes", "liar", "loops", "ranks", "samplers"]
+"""nodes: `shoal run` as it ships. liar: the last of them lies, and the swarm withstands that. loops: each trains by a
+loop of its user's own. ranks: the same, and of one node that is two processes, of which one is killed. samplers: nodes
+average their policies; one beside them only samples, one only judges."""
+SWARMS: Final[tuple[tuple[str, Company], ...]] = (
+    *((name, "nodes") for name in STRATEGIES),
+    *((name, "liar") for name in CERTIFYING),
+    ("diloco", "loops"),
+    ("streaming", "loops"),
+    ("diloco", "ranks"),
+    ("diloco", "samplers"),
+)
+"""The deck of swarms."""
 LOSING: Final = ("kill", "leave", "continue", "pause", "resume")
 """Moves in which a node is gone for good, or until some later round."""
-LASTING: Final = ("stop", "restart", "throttle", "slow", "full")
+LASTING: Final = ("stop", "restart", "throttle", "slow", "full", "restore", "move")
 """Kinds of a single node that are undone after a while."""
+BESIDE: Final[tuple[Kind, ...]] = ("restart", "stop", "cut", "throttle", "full", "clock", "restore", "move")
+"""Kinds that strike another node at the point of a move."""
+BESIDE_SHARE: Final = 0.5
+BESIDE_LEAST: Final = 5
+"""So many nodes that are not lost can bear two faults at once, be one of them a loss."""
 ENDING: Final = ("continue", "heal", "resume")
 """Kinds that end what began some rounds before."""
 
-NODES: Final = (4, 5)
-MORE_NODES: Final = (0, 0, 0, 1, 3, 7)
-"""So many more than a swarm needs to survive what strikes it."""
+NODES: Final = (3, 4, 5)
+MORE_NODES: Final = (0, 0, 0, 1, 3, 7, 11)
+"""So many more than a swarm needs to survive what strikes it, of ordinary nodes."""
+LIARS: Final = 1
+RANKS: Final = 2
+POLICY: Final = {"width": 32, "layers": 1, "heads": 2, "warm_up_updates": 40}
+"""Small, and taught little: else several agents on a busy machine learn for longer than all rounds take."""
+POLICY_STEPS: Final = 2
+"""Of an agent from round to round."""
+KEYS: Final[dict[Company, dict[str, Any]]] = {
+    "liar": {"membership": {"voters": "named"}, "agreement": {"faults": "lying"}},
+    "loops": {"workload": OWN_LOOP, "options": {}},
+    "ranks": {"workload": OWN_LOOP, "options": {}},
+    "samplers": {
+        "workload": DEFAULT_POLICY,
+        "options": POLICY,
+        "inner_steps": POLICY_STEPS,
+        "rollouts": dict(REPLAYED),
+    },
+}
+"""Keys of a scenario in which a company differs from ordinary nodes."""
 MOVES: Final = 3
 FIRST_ROUND: Final = 2
 GAP: Final = 4
@@ -54,11 +97,14 @@ ROUNDS: Final = FIRST_ROUND + GAP * MOVES + LATER
 SCENARIO_LIMIT: Final = 100_000
 QUICKER: Final = 5
 """Rounds of rollouts are so much shorter than others, and so many more."""
-LINES: Final = ("near", "near", "routers", "home")
-HOME: Final = {"rate_mbit": 100.0, "up_mbit": 20.0, "delay_s": 0.015}
-"""A line of a home, one way."""
+LINES: Final = ("near", "near", "near", "routers", "home", "continental", "pair")
+"""pair: two of the nodes never reach each other."""
+PAIR_NODES: Final = 6
+"""So many that others remain by whom two reach each other."""
 
 AWAY_S: Final = (1.0, 10.0)
+RIGHT_SHARE: Final = 0.3
+"""Share of the wrong clocks that are set right again after a while."""
 SLOW_MBIT: Final = (1.0, 8.0)
 CPU_SHARE: Final = (0.05, 0.5)
 LANES_SHARE: Final = 0.3
@@ -86,30 +132,68 @@ def _dealt(seed: str, deck: Sequence[T], place: int) -> T:
     return random.Random(f"{seed}:{deals}").sample(deck, len(deck))[place]
 
 
-def strategy_of(seed: int, number: int) -> str:
-    """The strategy of scenario `number`."""
-    return _dealt(f"{seed}:chaos:strategies", tuple(STRATEGIES), number - 1)
+def swarm_of(seed: int, number: int) -> tuple[str, Company]:
+    """(strategy, whose nodes they are) of scenario `number`."""
+    return _dealt(f"{seed}:chaos:swarms", SWARMS, number - 1)
+
+
+def programs_of(seed: int, number: int) -> dict[int, Program]:
+    """Programs that nodes of scenario `number` run in place of `shoal run`, by their indices."""
+    name, company = swarm_of(seed, number)
+    draw, scenario = random.Random(f"{seed}:chaos:{number}:programs"), draw_scenario(seed, number)
+    if company == "liar":
+        return {scenario.nodes - 1: Program(draw.choice(LYING_KINDS))}
+    if company == "samplers":
+        return {scenario.nodes + at: Program(kind) for at, kind in enumerate(ROLES)}
+    programs: dict[int, Program] = {}
+    if company in ("loops", "ranks"):
+        _, step_s = paced(name, INNER_STEPS, STEP_S)
+        programs = dict.fromkeys(range(scenario.places), Program(LOOP, step_s=step_s))
+    if company == "ranks":
+        dies = draw.randint(FIRST_ROUND, ROUNDS // 2)
+        programs[draw.randrange(scenario.nodes)] = Program(LOOP, step_s=step_s, ranks=RANKS, dies=dies)
+    return programs
+
+
+def _size(drawn: Sequence[Card], company: Company, draw: random.Random) -> int:
+    """Number of nodes that survive these moves, and some more."""
+    if company == "liar":  # more than two thirds of the voters have to be there, and a voter never is none any more
+        lost = sum(kind in ("kill", "leave", "continue", "heal") for kind, _ in drawn)
+        return 3 * (LIARS + lost) + 1
+    losses = sum(kind in LOSING for kind, _ in drawn)
+    few, some, more = NODES
+    needed = some if losses or any(kind == "heal" for kind, _ in drawn) else few
+    needed = more if losses > 1 or any(phase == "repair" for _, phase in drawn) else needed
+    return needed + draw.choice(MORE_NODES)
 
 
 def draw_scenario(seed: int, number: int) -> Scenario:
     """Scenario `number` of a campaign. Raises ConfigError."""
-    drawn = hand(seed, number)
     draw = random.Random(f"{seed}:chaos:{number}")
-    losses = sum(kind in LOSING for kind, _ in drawn)
-    needed = NODES[losses > 1 or any(phase == "repair" for _, phase in drawn)]
-    nodes = needed + draw.choice(MORE_NODES)
-    cast = _Cast(nodes=nodes, order=draw.sample(range(nodes), nodes), draw=draw)
+    name, company = swarm_of(seed, number)
+    drawn = [borne(card, company) for card in hand(seed, number)]
+    nodes = _size(drawn, company, draw)
+    struck = nodes - LIARS if company == "liar" else nodes
+    order = draw.sample(range(struck), struck)
+    roles = ROLES if company == "samplers" else ()
+    cast = _Cast(nodes=nodes, order=order, draw=draw, company=company, joined=len(roles))
     for move, card in enumerate(sorted(drawn, key=lambda card: card[1] != "transfer")):  # who joins takes its time
         cast.move(card, FIRST_ROUND + move * GAP)
     seed_of_run, codec = draw.randrange(2**31), draw.choice(CODECS)
-    name = strategy_of(seed, number)
     lines = _lines(draw, nodes)
+    if (pair := lines.pop("pair", None)) is not None:
+        cast.faults.append(pair)
+    cast.faults += [Fault(kind="join", node=nodes + at, round=1) for at in range(len(roles))]
+    if roles:
+        again, away_s = draw.randint(FIRST_ROUND, ROUNDS - GAP), round(draw.uniform(*AWAY_S), 2)
+        cast.faults.append(Fault(kind="restart", node=nodes, round=again, duration_s=away_s))
     if STRATEGIES[name].shares_rollouts:
         return Scenario(
             nodes=nodes,
             rounds=ROUNDS * QUICKER,
             seed=seed_of_run,
             strategy=name,
+            options=dict(POLICY),
             faults=tuple(
                 replace(fault, round=fault.round * QUICKER, phase=None, progress=None) for fault in cast.faults
             ),
@@ -122,13 +206,22 @@ def draw_scenario(seed: int, number: int) -> Scenario:
         seed=seed_of_run,
         strategy=name,
         codec=None if STRATEGIES[name].exchanges_models else STRATEGIES[name].own_codec or codec,
-        workload=WORKLOAD_NAME,
-        options={**MODEL, "step_s": step_s},
-        inner_steps=inner_steps,
         round={"chunk_values": CHUNK_VALUES},
+        **{
+            "workload": WORKLOAD_NAME,
+            "options": {**MODEL, "step_s": step_s},
+            "inner_steps": inner_steps,
+            **KEYS.get(company, {}),
+        },
         faults=tuple(cast.faults if STRATEGIES[name].certifies else map(_without_votes, cast.faults)),
         **lines,
     )
+
+
+def borne(card: Card, company: Company) -> Card:
+    """The card as such a swarm bears it: a named voter on an old folder signs nothing until its authority rebases."""
+    kind, phase = card
+    return ("restart", phase) if (kind, company) == ("restore", "liar") else card
 
 
 def _without_votes(fault: Fault) -> Fault:
@@ -142,8 +235,11 @@ def _lines(draw: random.Random, nodes: int) -> dict[str, Any]:
     some = tuple(sorted(draw.sample(range(1, nodes), nodes // 2)))
     if line == "routers":
         return {"behind_routers": some}
-    if line == "home":
-        return {"uplinks": tuple(Uplink(nodes=(index,), **HOME) for index in some)}
+    if line == "pair" and nodes >= PAIR_NODES:
+        one, other = draw.sample(range(nodes), 2)
+        return {"pair": Fault(kind="partition", round=1, groups=((one,), (other,)))}
+    if line in PROFILES:
+        return {"uplinks": tuple(uplinks_of(PROFILES[line], nodes)[index] for index in some)}
     return {}
 
 
@@ -154,6 +250,7 @@ class _Cast:
     nodes: int
     order: list[int]
     draw: random.Random
+    company: Company
     faults: list[Fault] = field(default_factory=list)
     joined: int = 0
 
@@ -170,8 +267,21 @@ class _Cast:
             self._lose_another(at)
         elif phase == "transfer":
             newcomer = self._newcomer(at)
-            target = None if kind in (*ENDING, "corrupt") else newcomer
-        self._strike(kind, round, Fault(kind="join", round=at, phase=phase, progress=progress), target)
+            target = None if kind in (*ENDING, "corrupt", "restore") else newcomer
+        point = Fault(kind="join", round=at, phase=phase, progress=progress)
+        self._strike(kind, round, point, target)
+        bears_two = phase not in ("repair", "transfer") and len(self.order) >= BESIDE_LEAST
+        if bears_two and self.draw.random() < BESIDE_SHARE:
+            self._strike_beside(kind, round, point)
+
+    def _strike_beside(self, kind: Kind, round: int, at: Fault) -> None:
+        """Another fault at this point, not on the node just struck, nor on the one that holds if none is."""
+        node = next(node for node in self.order if node not in (self.order[-1], min(self.order)))
+        self.order.remove(node)
+        self.order.append(node)
+        beside = self.draw.choice([other for other in BESIDE if other != kind])
+        beside, _ = borne((beside, "train"), self.company)
+        self._strike_one(beside, round, at, node, self._between(*AWAY_S))
 
     def _lose_another(self, round: int) -> None:
         """A loss to repair: a node that comes back by itself."""
@@ -212,8 +322,11 @@ class _Cast:
             self._add(Fault(kind="pause", node=node, round=round, phase="train"))
         rate_mbit = self._between(*SLOW_MBIT) if kind == "slow" else None
         cpu_share = self._between(*CPU_SHARE) if kind == "throttle" else None
-        lasts_s = away_s if kind in LASTING else None
-        self._add(replace(at, kind=kind, node=node, duration_s=lasts_s, rate_mbit=rate_mbit, cpu_share=cpu_share))
+        ahead_s = draw_ahead_s(self.draw) if kind == "clock" else None
+        right = kind == "clock" and self.draw.random() < RIGHT_SHARE
+        lasts_s = away_s if kind in LASTING or right else None
+        what: dict[str, Any] = {"rate_mbit": rate_mbit, "cpu_share": cpu_share, "ahead_s": ahead_s}
+        self._add(replace(at, kind=kind, node=node, duration_s=lasts_s, **what))
         if kind == "corrupt":
             self._add(Fault(kind="restart", node=node, round=at.round + LATER, duration_s=AWAY_S[0]))
         elif kind == "pause":

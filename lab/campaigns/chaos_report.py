@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.lab.campaigns.campaign_report import Spread, spread
+from shoal.lab.campaigns.chaos_swarm import Program
 from shoal.testnet.reports.report import FaultReport, Report, failures
 
 
@@ -16,7 +17,9 @@ class ScenarioRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     faults: each with `delay_s`, how much longer its round took than the median of undisturbed ones. A fault with an
     `error` was not done: its moment never came, or there was nothing to strike. late_rounds: those that came later
-    after the one before than `bound_s`. load: of the machine, in runnable processes a core. Each problem in words.
+    after the one before than `bound_s`. load: of the machine, in runnable processes a core. programs: of nodes that are
+    not `shoal run` as it ships; struck: how often those that strike did, such as a liar, who is judged in nothing. Each
+    problem in words.
     """
 
     number: int
@@ -35,6 +38,8 @@ class ScenarioRecord(msgspec.Struct, frozen=True, kw_only=True):
     unverified: int
     longest_round_s: float
     bound_s: float
+    programs: dict[int, Program] = {}
+    struck: dict[int, int] = {}
     problems: tuple[str, ...] = ()
 
     @property
@@ -43,9 +48,14 @@ class ScenarioRecord(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.problems)
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of its programs, each once."""
+        return tuple(sorted({program.kind for program in self.programs.values()}))
+
+    @property
     def missed(self) -> int:
-        """Number of its faults that were not done."""
-        return sum(fault.error is not None for fault in self.faults)
+        """Number of its faults that were not done; a liar that told no lie is one."""
+        return sum(fault.error is not None for fault in self.faults) + sum(not done for done in self.struck.values())
 
 
 class FaultsOfAKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +69,8 @@ class FaultsOfAKind(msgspec.Struct, frozen=True, kw_only=True):
 class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole campaign. without_links: why nothing was done to links, if so.
 
-    by_strategy: how many scenarios of each. failed and passed_over are numbers of scenarios; passed over are those that
-    strike links where that cannot be done.
+    by_strategy, by_program: how many scenarios of each. failed and passed_over are numbers of scenarios; passed over
+    are those that strike links where that cannot be done.
     """
 
     seed: int
@@ -81,6 +91,7 @@ class ChaosReport(msgspec.Struct, frozen=True, kw_only=True):
     by_kind: dict[str, FaultsOfAKind]
     by_phase: dict[str, FaultsOfAKind]
     by_strategy: dict[str, int]
+    by_program: dict[str, int]
     records: tuple[ScenarioRecord, ...]
 
 
@@ -112,13 +123,14 @@ def report_of(
         broken_votes=sum(record.broken_votes for record in records),
         late_rounds=sum(record.late_rounds for record in records),
         unverified=sum(record.unverified for record in records),
-        faults_done=sum(len(record.faults) - record.missed for record in records),
+        faults_done=sum(len(record.faults) + len(record.struck) - record.missed for record in records),
         faults_missed=sum(record.missed for record in records),
         failed=tuple(record.number for record in records if record.failed),
         passed_over=tuple(passed_over),
         by_kind={kind: _of_a_kind(faults) for kind, faults in sorted(kinds.items())},
         by_phase={phase: _of_a_kind(faults) for phase, faults in sorted(phases.items())},
         by_strategy=dict(Counter(record.strategy for record in records)),
+        by_program=dict(Counter(kind for record in records for kind in record.kinds)),
         records=tuple(records),
     )
 

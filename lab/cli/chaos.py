@@ -19,9 +19,10 @@ def chaos(chosen: Chaos, options: LongRunOptions) -> None:
     """Strike swarms of real nodes with every kind of fault in every phase, and check all that they certify.
 
     Each scenario is a swarm of its own with a few faults, drawn from the seed: processes killed, stopped, restarted,
-    leaving and joining, links apart, slow or cut, files damaged. The command ends with exit code 1 if any value is
-    wrong, two nodes differ, or a round comes later than the protocol's deadlines allow. The folder --out has
-    chaos.json with every fault's delay, and the folders of the scenarios that failed.
+    leaving and joining, links apart, slow or cut, files damaged, clocks set, folders put back from old copies,
+    addresses changed. The command ends with exit code 1 if any value is wrong, two nodes differ, or a round comes
+    later than the protocol's deadlines allow. The folder --out has chaos.json with every fault's delay, and the
+    folders of the scenarios that failed.
     """
     from shoal.lab.campaigns.chaos_report import ok, to_json
 
@@ -49,6 +50,7 @@ def scenario_line(record: ScenarioRecord) -> str:
         parts.append(f"{count(record.missed, 'fault')} not done")
     word = "FAILED" if record.failed else "exact"
     codec = record.strategy if record.codec is None else f"{record.strategy} in {record.codec}"
+    codec += f" with {', '.join(record.kinds)}" if record.programs else ""
     return (
         f"scenario {record.number}, {count(record.nodes, 'node')}, {codec}: {record.rounds_certified} of "
         f"{count(record.rounds, 'round')} {word}; {'; '.join(parts)}"

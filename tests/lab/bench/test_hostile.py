@@ -45,7 +45,7 @@ VICTIM = HONEST[1].peer_id
 class Chains:
     """The folders of four honest nodes, of a swarm that a fifth founded with them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "node") -> None:
         tables: dict[str, object] = {
             "swarm": {"name": "x", "founders": [one.peer_id for one in IDENTITIES[:5]], "admission": "open"},
             "workload": {"name": "regression"},
@@ -53,7 +53,7 @@ class Chains:
         }
         self.manifest: Manifest = validate_manifest(tables, source="the test")
         self.genesis = genesis(self.manifest.swarm_id, self.manifest.swarm.founders)
-        self.folders: dict[PeerId, Path] = {one.peer_id: folder / f"node{n}" for n, one in enumerate(HONEST)}
+        self.folders: dict[PeerId, Path] = {one.peer_id: folder / f"{name}{n}" for n, one in enumerate(HONEST)}
         for path in self.folders.values():
             path.mkdir()
 

@@ -13,37 +13,69 @@ import pytest
 import trio
 
 from shoal.cli.main import execute
+from shoal.lab.bench.hostile_member import LYING_KINDS
 from shoal.lab.campaigns import chaos
 from shoal.lab.campaigns.campaign_check import MACHINE_S
+from shoal.lab.campaigns.campaign_plan import CERTIFYING
 from shoal.lab.campaigns.chaos import bound_of, judge, run_chaos
-from shoal.lab.campaigns.chaos_plan import INNER_STEPS, KINDS, PHASES, QUICKER, ROUNDS, draw_scenario, hand
-from shoal.lab.campaigns.chaos_report import late_rounds, ok, report_of, to_json
+from shoal.lab.campaigns.chaos_plan import (
+    BESIDE,
+    BESIDE_LEAST,
+    DECK,
+    FIRST_ROUND,
+    INNER_STEPS,
+    KINDS,
+    MOVES,
+    PAIR_NODES,
+    PHASES,
+    POLICY_STEPS,
+    QUICKER,
+    ROUNDS,
+    SWARMS,
+    borne,
+    draw_scenario,
+    hand,
+    programs_of,
+    swarm_of,
+)
+from shoal.lab.campaigns.chaos_report import ScenarioRecord, late_rounds, ok, report_of, to_json
+from shoal.lab.campaigns.chaos_swarm import Program, command_of
 from shoal.lab.campaigns.settings import Chaos
 from shoal.lab.cli.chaos import scenario_line, summary
+from shoal.lab.forgeries import without as without_member
+from shoal.lab.waiting_loop import DIED, LOOP
+from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.options import Hold
-from shoal.node.reporting.events import Holding, Listening, RoundStarted
+from shoal.node.reporting.event_log import line_of
+from shoal.node.reporting.events import CaughtUp, Holding, Listening, RoundStarted
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity
+from shoal.protocol.manifest import render_manifest
+from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
+from shoal.protocol.messages import Certificate
 from shoal.protocol.strategies.table import STRATEGIES
+from shoal.protocol.voting import FaultModel, are_enough
 from shoal.testnet import swarm
 from shoal.testnet.faults import TRANSFER_ROUNDS, FaultRecord, has_begun, holds_for
 from shoal.testnet.journal import Journal
-from shoal.testnet.nodes import Runtime
+from shoal.testnet.links.wan_profiles import PROFILES
+from shoal.testnet.nodes import Launch, Runtime, node_command
 from shoal.testnet.reports.report import BytesReport, FaultReport, LossReport, NodeReport, Report, RoundReport, Span
 from shoal.testnet.scenario import Fault, Scenario
+from tests.lab.bench.test_hostile import HONEST, LIAR, TAKE_OVERS, VICTIM, Chains, certified, value_after
 from tests.testnet.test_swarm import fakes
 
 SCENARIOS = [draw_scenario(3, number) for number in range(1, 97)]
-"""Decks of 90 cards, in hands of three."""
 
 
 # -- what is drawn -------------------------------------------------------------------------------------------
 
 
 def test_every_kind_meets_every_phase_before_any_meets_it_twice() -> None:
-    dealt = [card for number in range(1, 31) for card in hand(3, number)]
+    hands = len(DECK) // MOVES
+    dealt = [card for number in range(1, hands + 1) for card in hand(3, number)]
     assert len(dealt) == len(set(dealt)) == len(KINDS) * len(PHASES)
-    assert Counter(card for number in range(1, 121) for card in hand(3, number)) == Counter(
+    assert Counter(card for number in range(1, 4 * hands + 1) for card in hand(3, number)) == Counter(
         {(kind, phase): 4 for kind in KINDS for phase in PHASES}
     )
 
@@ -65,7 +97,7 @@ def test_the_faults_of_a_scenario_are_those_of_its_cards_at_their_points() -> No
             assert {phase for _, phase in points} <= phases
             assert {kind for kind, _ in hand(3, number)} <= {kind for kind, _ in points}
             continue
-        for kind, phase in hand(3, number):
+        for kind, phase in [borne(card, swarm_of(3, number)[1]) for card in hand(3, number)]:
             assert (kind, phase) in points
             if phase == "repair":
                 assert ("restart", "reduce") in points, "there is something to repair"
@@ -76,16 +108,29 @@ def test_the_faults_of_a_scenario_are_those_of_its_cards_at_their_points() -> No
 
 
 def test_every_strategy_line_and_size_is_drawn_and_what_comes_of_it_is_a_swarm() -> None:
-    assert Counter(scenario.strategy for scenario in SCENARIOS) == dict.fromkeys(STRATEGIES, 16)
+    dealt = [swarm_of(3, number) for number in range(1, 5 * len(SWARMS) + 1)]
+    assert Counter(dealt) == dict.fromkeys(SWARMS, 5)
+    assert {name for name, company in SWARMS if company == "nodes"} == set(STRATEGIES)
+    assert [s.strategy for s in SCENARIOS] == [swarm_of(3, number)[0] for number in range(1, len(SCENARIOS) + 1)]
     sizes = {scenario.nodes for scenario in SCENARIOS}
-    assert (min(sizes), max(sizes)) == (4, 12)
-    assert sum(bool(scenario.behind_routers) for scenario in SCENARIOS) >= 12
-    assert sum(bool(scenario.uplinks) for scenario in SCENARIOS) >= 12
-    founders = [Identity.from_seed(bytes([index] * 32)).peer_id for index in range(12)]
+    assert (min(sizes), max(sizes)) == (3, 16)
+    assert sum(bool(scenario.behind_routers) for scenario in SCENARIOS) >= 8
+    delays = Counter(uplink.delay_s for scenario in SCENARIOS for uplink in scenario.uplinks[:1])
+    assert delays.keys() == {PROFILES["home"].rtt_s / 4, PROFILES["continental"].rtt_s / 4}
+    assert min(delays.values()) >= 8
+    assert sum(is_of_a_pair(fault) for scenario in SCENARIOS for fault in scenario.faults) >= 2
+    founders = [Identity.from_seed(bytes([index] * 32)).peer_id for index in range(16)]
     for scenario in SCENARIOS:
         sync = swarm.testnet_manifest(scenario, founders[: scenario.nodes]).sync
         steps = 1 if scenario.synchronisation.exchanges_gradients else INNER_STEPS
+        steps = POLICY_STEPS if scenario.rollouts else steps
         assert scenario.synchronisation.shares_rollouts or sync.round_steps == steps, "rounds last as long"
+
+
+def is_of_a_pair(fault: Fault) -> bool:
+    """True if two never reach each other, from the first round on."""
+    first = fault.round in (1, QUICKER) and fault.duration_s is None
+    return first and [len(group) for group in fault.groups] == [1, 1]
 
 
 def test_a_swarm_can_survive_what_is_drawn() -> None:
@@ -97,7 +142,9 @@ def test_a_swarm_can_survive_what_is_drawn() -> None:
                 lost.add(fault.target)
             if fault.kind == "stop" and fault.duration_s is None:
                 assert any(f.kind == "continue" and f.node == fault.node for f in scenario.faults)
-            if fault.kind == "partition" and fault.duration_s is None:
+            if is_of_a_pair(fault):
+                assert scenario.nodes >= PAIR_NODES, "others are left between the two"
+            elif fault.kind == "partition" and fault.duration_s is None:
                 assert len(fault.groups[0]) == 1, "the others have a majority"
                 within = 4 * (QUICKER if scenario.synchronisation.shares_rollouts else 1)
                 [heal] = [f for f in scenario.faults if f.kind == "heal" and 0 < f.round - fault.round < within]
@@ -107,6 +154,119 @@ def test_a_swarm_can_survive_what_is_drawn() -> None:
         assert len(founders) <= scenario.nodes - 2
         rounds = ROUNDS * (QUICKER if scenario.synchronisation.shares_rollouts else 1)
         assert scenario.rounds == rounds > max(fault.round for fault in scenario.faults)
+
+
+def test_a_liar_is_among_as_many_voters_as_withstand_it_and_what_else_strikes() -> None:
+    lying = of("liar")
+    assert {scenario.strategy for scenario, _ in lying} == set(CERTIFYING)
+    assert {program.kind for _, programs in lying for program in programs.values()} == set(LYING_KINDS)
+    for scenario, programs in lying:
+        assert [*programs] == [scenario.nodes - 1]
+        founders = [Identity.from_seed(bytes([index] * 32)).peer_id for index in range(scenario.nodes)]
+        voting = swarm.testnet_manifest(scenario, founders).voting
+        assert (voting.faults, voting.named) == (FaultModel.LYING, tuple(sorted(founders)))
+        gone = {fault.node for fault in scenario.faults if fault.kind in ("kill", "leave", "continue")}
+        there = set(range(scenario.nodes - 1)) - gone
+        assert are_enough(len(there), scenario.nodes, FaultModel.LYING)
+        assert scenario.nodes - 1 not in {fault.node for fault in scenario.faults}
+    assert all(programs == {} for _, programs in of("nodes"))
+
+
+def test_the_liar_is_a_node_of_the_bench_that_lies_from_the_first_round_on(tmp_path: Path) -> None:
+    for index in range(2):
+        (tmp_path / str(index)).mkdir()
+    victim = Identity.load_or_create(tmp_path / "0" / "node.key").peer_id
+    launches = [Launch(manifest=tmp_path / "swarm.toml", data_dir=tmp_path / str(index)) for index in range(2)]
+    honest, liar = (command_of({1: Program("viewjump")}, launch) for launch in launches)
+    assert honest == node_command(launches[0])
+    at = honest.index("shoal.cli.main")
+    lying = ["shoal.lab.bench.hostile_member", "viewjump", str(tmp_path / "1" / "strike"), victim]
+    assert liar == [*honest[:at], *lying, *node_command(launches[1])[at + 1 :]]
+    assert (tmp_path / "1" / "strike").exists()
+    assert not (tmp_path / "0" / "strike").exists()
+
+
+def test_two_kinds_strike_two_nodes_at_one_point_where_the_others_can_bear_it() -> None:
+    pairs = []
+    for scenario in SCENARIOS:
+        points: dict[object, list[Fault]] = {}
+        for fault in scenario.faults:
+            if fault.phase not in (None, "repair", "transfer", "train") and fault.node is not None:
+                points.setdefault((fault.round, fault.phase, fault.progress), []).append(fault)
+        pairs += [(scenario, found) for found in points.values() if len(found) > 1]
+    assert len(pairs) > len(SCENARIOS) / 10
+    for scenario, found in pairs:
+        first, second = found
+        assert (first.kind != second.kind, first.target != second.target) == (True, True)
+        assert scenario.nodes >= BESIDE_LEAST
+        assert {scenario.held_node(fault) for fault in found} >= {second.target}
+    assert {second.kind for _, (_, second) in pairs} == set(BESIDE)
+
+
+def test_clocks_are_set_either_way_and_no_named_voter_is_put_back_on_an_old_folder() -> None:
+    ahead = [fault.ahead_s for scenario in SCENARIOS for fault in scenario.faults if fault.ahead_s is not None]
+    assert min(map(abs, ahead)) < 3600
+    assert min(ahead) < -5 * 86_400
+    assert max(ahead) > 5 * 86_400
+    old = [fault.from_round for scenario in SCENARIOS for fault in scenario.faults if fault.kind == "restore"]
+    assert len(old) > 5
+    lying = [draw_scenario(3, number) for number in range(1, 97) if swarm_of(3, number)[1] == "liar"]
+    assert not [fault for scenario in lying for fault in scenario.faults if fault.kind == "restore"]
+
+
+def of(company: str) -> list[tuple[Scenario, dict[int, Program]]]:
+    """Scenarios of such a company, each with who of it runs what."""
+    numbers = [number for number in range(1, len(SCENARIOS) + 1) if swarm_of(3, number)[1] == company]
+    return [(SCENARIOS[number - 1], programs_of(3, number)) for number in numbers]
+
+
+def test_each_node_of_a_swarm_of_loops_has_one_and_one_of_ranks_loses_one() -> None:
+    for company in ("loops", "ranks"):
+        for scenario, programs in of(company):
+            assert programs.keys() == set(range(scenario.places)), "who joins has one too"
+            assert {program.kind for program in programs.values()} == {LOOP}
+            assert (scenario.workload, scenario.options) == (OWN_LOOP, {})
+            several = {index: program for index, program in programs.items() if program.ranks > 1}
+            if company == "loops":
+                assert several == {}
+                continue
+            [(index, program)] = several.items()
+            assert index < scenario.nodes
+            assert (program.ranks, FIRST_ROUND <= program.dies <= ROUNDS // 2) == (2, True)
+    assert {scenario.strategy for scenario, _ in of("loops")} == {"diloco", "streaming"}
+
+
+def test_a_sampler_and_a_judge_join_trainers_of_averaged_policies_and_the_sampler_is_killed_and_comes_back() -> None:
+    for scenario, programs in of("samplers"):
+        first = scenario.nodes
+        assert {index: program.kind for index, program in programs.items()} == {first: "sample", first + 1: "judge"}
+        joins = {fault.node: fault.round for fault in scenario.faults if fault.kind == "join"}
+        assert (joins[first], joins[first + 1]) == (1, 1)
+        assert [f.node for f in scenario.faults if f.kind == "restart" and f.node == first] == [first]
+        founders = [Identity.from_seed(bytes([index] * 32)).peer_id for index in range(first)]
+        manifest = swarm.testnet_manifest(scenario, founders)
+        assert (manifest.sync.strategy, manifest.workload.name) == ("diloco", DEFAULT_POLICY)
+        assert manifest.rollouts is not None
+        assert (manifest.rollouts.images, manifest.rollouts.replays) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "more"),
+    [
+        (Program(LOOP, step_s=0.1), ["shoal.lab.waiting_loop", "0.1", "1", "0"], []),
+        (Program(LOOP, step_s=0.1, ranks=2, dies=4), ["shoal.lab.waiting_loop", "0.1", "2", "4"], []),
+        (Program("sample"), ["shoal.cli.main"], ["--rollouts", "sample"]),
+        (Program("judge"), ["shoal.cli.main"], ["--rollouts", "judge"]),
+    ],
+)
+def test_a_program_takes_the_options_of_the_node_in_whose_place_it_is(
+    program: Program, module: list[str], more: list[str], tmp_path: Path
+) -> None:
+    launch = Launch(manifest=tmp_path / "swarm.toml", data_dir=tmp_path / "5")
+    ordinary = node_command(launch)
+    at = ordinary.index("shoal.cli.main")
+    assert command_of({5: program}, launch) == [*ordinary[:at], *module, *ordinary[at + 1 :], *more]
+    assert command_of({4: program}, launch) == ordinary
 
 
 OF_A_NODE = ("kill", "leave", "stop", "cut", "slow", "throttle")
@@ -295,11 +455,121 @@ def test_a_vote_against_a_promise_fails_the_scenario(tmp_path: Path) -> None:
     assert (record.broken_votes, record.failed) == (1, True)
 
 
+def test_a_rank_that_was_not_killed_is_counted_as_what_was_not_done(tmp_path: Path) -> None:
+    programs = {0: Program(LOOP), 2: Program(LOOP, ranks=2, dies=4)}
+    assert [(r.struck, r.missed) for r in [judge(4, GOOD, tmp_path, programs)]] == [({2: 0}, 2)]
+    (tmp_path / "nodes" / "2").mkdir(parents=True)
+    (tmp_path / "nodes" / "2" / DIED).touch()
+    assert [(r.struck, r.missed) for r in [judge(4, GOOD, tmp_path, programs)]] == [({2: 1}, 1)]
+
+
+def test_who_lost_a_rank_may_have_got_its_loop_back_and_nobody_else(tmp_path: Path) -> None:
+    back = [f"no fault struck node {index}, and its trainer died: a training loop attached" for index in (0, 2)]
+    report = msgspec.structs.replace(GOOD, alarms=tuple(back))
+    assert judge(4, report, tmp_path, {0: Program(LOOP), 2: Program(LOOP, ranks=2, dies=4)}).problems == (back[0],)
+
+
+@pytest.mark.parametrize(("last", "said"), [(None, "up to round 0"), (7, "up to round 7"), (8, ""), (12, "")])
+def test_who_follows_takes_part_in_no_round_and_has_to_come_to_one_of_the_last(
+    last: int | None, said: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "nodes" / "3"
+    folder.mkdir(parents=True)
+    caught_up = [] if last is None else [CaughtUp(round=3), CaughtUp(round=last)]
+    (folder / "events.jsonl").write_bytes(b"".join(map(line_of, caught_up)))
+    sampler = msgspec.structs.replace(GOOD.nodes[0], index=3, certified=0, rounds=0, absent_at_end=True)
+    scenario = msgspec.structs.replace(GOOD.scenario, rounds=12)
+    ends = tuple(msgspec.structs.replace(GOOD.rounds[0], round=number) for number in range(1, 13))
+    report = msgspec.structs.replace(
+        GOOD, nodes=(*GOOD.nodes, sampler), scenario=scenario, rounds=ends, rounds_certified=12
+    )
+    [*problems] = judge(4, report, tmp_path, {3: Program("sample")}).problems
+    assert problems == ([f"node 3 followed {said} of 12"] if said else [])
+    assert judge(4, report, tmp_path).failed, "as a member it would be absent"
+
+
 def test_nothing_done_is_no_success(tmp_path: Path) -> None:
     report = report_of(1, [], minutes=1, wall_s=0.0, without_links="no root", passed_over=[1, 2])
     assert not ok(report)
     assert summary(report, tmp_path)[-1] == "FAILED     nothing was done"
     assert "links      left alone, 2 scenarios that strike some passed over: no root" in summary(report, tmp_path)
+
+
+class Remains:
+    """A report of five founders of which the last lies, and what chaos finds of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "nodes").mkdir()
+        self.chains = Chains(folder / "nodes", name="")
+        (folder / "swarm.toml").write_text(render_manifest(self.chains.manifest))
+        peers = [one.peer_id for one in (*HONEST, LIAR)]
+        nodes = tuple(
+            msgspec.structs.replace(GOOD.nodes[0], index=index, peer_id=peer) for index, peer in enumerate(peers)
+        )
+        (folder / "nodes" / "4").mkdir()
+        (folder / "nodes" / "4" / "strike.told").write_bytes(b"..")
+        scenario = msgspec.structs.replace(GOOD.scenario, nodes=5, faults=())
+        self.report = msgspec.structs.replace(GOOD, nodes=nodes, scenario=scenario, faults=())
+        self.liar = nodes[-1]
+
+    def write(self, certificate: Certificate) -> None:
+        for number in range(4):
+            self.chains.write(number, certificate)
+
+    def judged(self, **changes: object) -> ScenarioRecord:
+        return judge(4, msgspec.structs.replace(self.report, **changes), self.folder, {4: Program("viewjump")})
+
+
+@pytest.fixture
+def remains(tmp_path: Path) -> Remains:
+    return Remains(tmp_path)
+
+
+def test_what_a_liar_misses_and_is_convicted_of_is_no_failure_and_what_an_honest_node_misses_is(
+    remains: Remains,
+) -> None:
+    remains.write(certified(value_after(remains.chains.genesis)))
+    calm = remains.judged()
+    assert (calm.problems, calm.struck, calm.programs, calm.missed) == ((), {4: 2}, {4: Program("viewjump")}, 0)
+    liar = msgspec.structs.replace(remains.liar, missed=(2, 3), crashes=1, hung=True, absent_at_end=True)
+    proof = f"node 1 has proof that {LIAR.peer_id} lied in round 2: equivocation"
+    told = remains.judged(nodes=(*remains.report.nodes[:4], liar), unaffected_absent=(4,), alarms=(proof,))
+    assert told.problems == ()
+    missed = msgspec.structs.replace(remains.report.nodes[1], missed=(2, 3))
+    nodes = (remains.report.nodes[0], missed, *remains.report.nodes[2:])
+    proof = f"node 1 has proof that {HONEST[2].peer_id} lied in round 2: equivocation"
+    assert remains.judged(nodes=nodes, unaffected_absent=(1, 4), alarms=(proof,)).problems == (
+        "no fault struck node 1, and it missed rounds 2, 3",
+        proof,
+    )
+
+
+@pytest.mark.parametrize("kind", ["an honest member is out", "an honest member is banned", "a stranger that signed"])
+def test_what_a_liar_took_over_fails_the_scenario(remains: Remains, kind: str) -> None:
+    forge, said = TAKE_OVERS[kind]
+    remains.write(forge(remains.chains.genesis))
+    record = remains.judged()
+    assert record.failed
+    assert all(any(p.startswith(f"node {index}: ") and said in p for p in record.problems) for index in range(4))
+
+
+def test_who_was_killed_beside_a_liar_may_be_out_and_nobody_else(remains: Remains) -> None:
+    remains.write(certified(without_member(value_after(remains.chains.genesis), VICTIM)))
+    out = [one.peer_id for one in HONEST].index(VICTIM)
+    killed = msgspec.structs.replace(remains.report.scenario, faults=(Fault(kind="kill", node=out, round=1),))
+    assert remains.judged(scenario=killed).problems == ()
+    assert remains.judged().failed
+
+
+def test_a_liar_that_told_no_lie_is_counted_as_what_was_not_done(remains: Remains) -> None:
+    remains.write(certified(value_after(remains.chains.genesis)))
+    (remains.folder / "nodes" / "4" / "strike.told").unlink()
+    record = remains.judged()
+    assert (record.failed, record.struck, record.missed) == (False, {4: 0}, 1)
+    report = report_of(1, [record], minutes=1, wall_s=30.0, without_links=None, passed_over=())
+    assert (report.faults_done, report.faults_missed, report.by_program) == (0, 1, {"viewjump": 1})
+    assert scenario_line(record).startswith("scenario 4, 5 nodes, diloco in int8 with viewjump: ")
 
 
 # -- the campaign --------------------------------------------------------------------------------------------
@@ -309,11 +579,10 @@ def with_stand_ins(monkeypatch: pytest.MonkeyPatch, without_links: str | None = 
     """Scenarios of two rounds without faults and without real nodes, of which nothing can be verified."""
     done: list[Scenario] = []
 
-    async def run_testnet(scenario: Scenario, out: Path) -> Report:
+    async def run_testnet(scenario: Scenario, out: Path, *, runtime: Runtime) -> Report:
         done.append(scenario)
         short = Scenario(nodes=2, rounds=2, seed=scenario.seed)
-        runtime: Runtime = fakes(short)
-        return await real(short, out, runtime=runtime)
+        return await real(short, out, runtime=fakes(short))
 
     real = chaos.run_testnet
     monkeypatch.setattr(chaos, "run_testnet", run_testnet)
@@ -382,6 +651,22 @@ def test_scenarios_are_begun_until_the_time_is_over(tmp_path: Path, monkeypatch:
     done = with_stand_ins(monkeypatch)
     report = trio.run(partial(run_chaos, Chaos(minutes=1e-6), tmp_path, lambda record: None))
     assert (len(done), report.scenarios) == (1, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("company", ["liar", "loops", "ranks", "samplers"])
+def test_real_swarms_of_each_company_get_over_what_is_drawn(company: str, tmp_path: Path) -> None:
+    """The smallest of the first scenarios that need no namespaces."""
+    drawn = {number: draw_scenario(1, number) for number in range(1, 200) if swarm_of(1, number)[1] == company}
+    smallest = min((s.nodes, number) for number, s in drawn.items() if not s.needs_namespaces)[1]
+    told: list[ScenarioRecord] = []
+    report = trio.run(partial(run_chaos, Chaos(seed=1, only=smallest), tmp_path, told.append))
+    [record] = told
+    assert ok(report), (smallest, record.problems)
+    assert record.programs == programs_of(1, smallest) != {}
+    assert record.rounds_certified == record.rounds
+    assert bool(record.struck) == (company in ("liar", "ranks"))
+    assert all(record.struck.values())
 
 
 @pytest.mark.parametrize(
