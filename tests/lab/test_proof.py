@@ -179,6 +179,7 @@ def test_every_claim_has_a_name_of_its_own_a_command_that_there_is_and_code_that
             ("shoal", "chaos"),
             ("shoal", "soak"),
             ("shoal", "explore"),
+            ("shoal", "simulate"),
         }
         assert claim.full or claim.minutes <= MINUTES_LIMIT
         for path in claim.code:
