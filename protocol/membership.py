@@ -547,10 +547,10 @@ class MembershipMachine:
             self._relays = {nonce: relay for nonce, relay in self._relays.items() if now < relay.deadline}
         return effects
 
-    def rest_s(self, now: float) -> float:
+    def rest_s(self, now: float, at_most_s: float = RESTING_TICK_S) -> float:
         """Seconds until `tick` is to be called next, asked right after it was; who does so then is not late.
 
-        What others say meanwhile leads to no deadline that is sooner.
+        at_most_s: for so long who asks is going to rest. What others say meanwhile leads to no deadline that is sooner.
         """
         rest_s = WAITING_TICK_S if self.awaited() else RESTING_TICK_S
         silence_s = self._silence_s()
@@ -561,6 +561,7 @@ class MembershipMachine:
                 rest_s = min(rest_s, watched.suspect_until - now)
             if watched.asked_at < math.inf and (silent_s := self._silent_at(watched, silence_s, now) - now) > 0:
                 rest_s = min(rest_s, silent_s)
+        rest_s = min(rest_s, at_most_s)
         self._rested_s = rest_s - self.tick_s
         return rest_s
 

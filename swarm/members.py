@@ -686,10 +686,10 @@ class Members:
                 self._tell_reach(now)
             else:
                 self._watch_neighbours_only(now)
-            rest_s = self.machine.rest_s(now)
+            at_most_s = next_beat(now) - now
             if self._without_link:
-                rest_s = min(rest_s, in_crowd(TICK_S, len(self.links.linked())))
-            await trio.sleep_until(min(now + rest_s, next_beat(now)))
+                at_most_s = min(at_most_s, in_crowd(TICK_S, len(self.links.linked())))
+            await trio.sleep_until(now + self.machine.rest_s(now, at_most_s))
 
     def _keep_to_chain(self, now: float) -> None:
         """Keep the links that go with what the chain says now of this node, and of those with which it has one."""

@@ -204,9 +204,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise ValueError(f"fault {number} is in round {fault.round} of {self.rounds}")
             if fault.kind == "join":
                 continue
+            first = fault.from_round or fault.round
             for index in fault.struck:
-                if index >= self.nodes and joined.get(index, ROUND_LIMIT + 1) > fault.round:
-                    raise ValueError(f"fault {number}: there is no node {index} in round {fault.round}")
+                if index >= self.nodes and joined.get(index, ROUND_LIMIT + 1) > first:
+                    raise ValueError(f"fault {number}: there is no node {index} in round {first}")
             if fault.kind == "heal" and not any(self._leaves_to_heal(other, fault) for other in self.faults):
                 raise ValueError(f"fault {number}: there is no partition and no slow to heal before it")
         behind = [index for uplink in self.uplinks for index in uplink.nodes]

@@ -212,7 +212,9 @@ class ReductionDriver:
         self._keep_rates()
         self._reduction = self._pace = self._relaying = None
         if self._under_way.is_set():
-            self._under_way, self._passes_on = trio.Event(), trio.Event()
+            self._under_way = trio.Event()
+        if self._passes_on.is_set():  # else somebody waits for this one
+            self._passes_on = trio.Event()
 
     def _note_relayed(self, routes: Routes) -> None:
         self._relayed = frozenset(routes.via)

@@ -1338,6 +1338,12 @@ PROTOCOL: tuple[Bug, ...] = (
         "late_s -= 0.0",
     ),
     bug(
+        "a detector that looks at each beat does not see that it is late each time",
+        "tests/protocol/test_membership.py::test_detector_that_looks_at_each_beat_is_late_from_that_on",
+        "self._rested_s = rest_s - self.tick_s",
+        "self._rested_s = RESTING_TICK_S - self.tick_s",
+    ),
+    bug(
         "the answer of a connection is not known for that to a ping",
         "tests/protocol/test_membership.py::test_answer_of_a_connection_is_that_of_the_ping_whose_number_it_has",
         "if number_of(one) == number), number)",

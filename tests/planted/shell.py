@@ -381,6 +381,13 @@ SHELL: tuple[Bug, ...] = (
         "self._passes_on.set()",
     ),
     bug(
+        "a daemon that waited through a plan without relays never asks one for room again",
+        "tests/node/rounds/test_reducing.py"
+        "::test_who_waits_through_a_plan_without_relays_asks_for_room_under_the_next_with_some",
+        "if self._passes_on.is_set():",
+        "if True:",
+    ),
+    bug(
         "a member rests while its lead is not here",
         "tests/protocol/test_member.py::test_member_does_not_rest_while_it_waits_for_a_lead_that_has_not_come_yet",
         "return lead_is_here and self._apart.at is None and facts.has_quorum()",

@@ -435,8 +435,8 @@ SWARM: tuple[Bug, ...] = (
     bug(
         "a node looks who is there ten times a second at rest as well",
         "tests/swarm/test_members.py::test_node_at_rest_looks_who_is_there_as_seldom_as_its_detector_says",
-        "await trio.sleep_until(min(now + rest_s, next_beat(now)))",
-        "await trio.sleep_until(min(now + TICK_S, next_beat(now)))",
+        "await trio.sleep_until(now + self.machine.rest_s(now, at_most_s))",
+        "await trio.sleep_until(now + TICK_S)",
     ),
     bug(
         "whom to dial is looked for at every tick",

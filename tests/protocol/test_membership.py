@@ -44,7 +44,7 @@ from shoal.protocol.membership import (
     probe_interval_s,
 )
 from shoal.protocol.peering import Ack, Nack, Ping, PingRequest, SignOfLife
-from shoal.protocol.timeouts import CROWD, RESTING_TICK_S
+from shoal.protocol.timeouts import CROWD, RESTING_TICK_S, next_beat
 
 FUZZ = settings(derandomize=True)
 """The same examples every time, however busy the machine."""
@@ -1169,6 +1169,18 @@ def test_detector_at_rest_is_late_from_when_it_was_to_be_called(late_s: float) -
     machine.tick(now)
     assert machine.lag.seconds(now) == 0.0
     now += machine.rest_s(now) + late_s
+    machine.tick(now)
+    assert machine.lag.seconds(now) == pytest.approx(late_s)
+    assert (machine._peers[A].excuses > 0) == (late_s > membership.LOCAL_STALL_S)
+
+
+@pytest.mark.parametrize("late_s", [0.8, 1.5])
+def test_detector_that_looks_at_each_beat_is_late_from_that_on(late_s: float) -> None:
+    """Of looks that all come as late, the time from one to the next says nothing."""
+    machine, now = watching(A), 0.0
+    for _ in range(12):
+        machine.tick(now)
+        now += machine.rest_s(now, next_beat(now) - now) + late_s
     machine.tick(now)
     assert machine.lag.seconds(now) == pytest.approx(late_s)
     assert (machine._peers[A].excuses > 0) == (late_s > membership.LOCAL_STALL_S)

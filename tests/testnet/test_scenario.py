@@ -138,6 +138,9 @@ def test_a_joined_node_can_be_struck_once_it_is_there() -> None:
     assert parse_scenario(join + '[[fault]]\nkind = "kill"\nnode = 4\nround = 4\n').faults[1].target == 4
     with pytest.raises(ConfigError, match="there is no node 4 in round 2"):
         parse_scenario(join + '[[fault]]\nkind = "kill"\nnode = 4\nround = 2\n')
+    with pytest.raises(ConfigError, match="there is no node 4 in round 2"):
+        parse_scenario(join + '[[fault]]\nkind = "restore"\nnode = 4\nround = 4\n')
+    assert parse_scenario(join + '[[fault]]\nkind = "restore"\nnode = 4\nround = 6\n').faults[1].from_round == 4
 
 
 def test_scenario_that_does_something_to_links_needs_namespaces() -> None:

@@ -172,6 +172,26 @@ async def test_a_driver_asks_for_room_at_relays_only_while_something_is_relayed(
         assert await asks()
 
 
+async def test_who_waits_through_a_plan_without_relays_asks_for_room_under_the_next_with_some(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 3)
+    driver, asks = mesh.drivers[0], trio.Event()
+
+    async def wait() -> None:
+        await driver.until_relayed()
+        asks.set()
+
+    async with mesh.running(), trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        driver.start(mesh.plan(), mesh.contributions[0])
+        driver.stop()
+        assert not asks.is_set()
+        relayed = msgspec.structs.replace(mesh.plan(), relays=(Relay(0, 1, via=2),))
+        driver.start(relayed, mesh.contributions[0])
+        with trio.fail_after(30):
+            await asks.wait()
+
+
 async def test_who_is_through_leaves_the_processor_to_neighbours_that_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
