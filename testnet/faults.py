@@ -370,9 +370,14 @@ async def _restore(fault: Fault, swarm: Field) -> None:
     await _end(node)
     with disk_errors(node.folder):
         await trio.to_thread.run_sync(put_back, _copy_of(node), node.folder)
-    node.put_back = True
+        await trio.to_thread.run_sync(shutil.rmtree, _copy_of(node))
     await trio.sleep(fault.duration_s or 0.0)
-    await swarm.join(fault.target)
+    node.put_back = True
+    try:
+        await swarm.join(fault.target)
+    except NetworkError:
+        node.put_back = False
+        raise
 
 
 def put_back(copy: Path, folder: Path) -> None:

@@ -98,6 +98,7 @@ async def test_who_is_put_back_may_refuse_in_one_line_and_is_told_that_this_copy
         await until_whole(RESTORE, swarm)
         (node,) = swarm.nodes
         assert (len(node.lives), node.struck, node.put_back, node.take_over) == (lives, None, False, False)
+        assert [path.name for path in node.folder.parent.iterdir()] == ["0"], "no copy is left beside it"
         assert (IN_USE in (node.folder / "log.txt").read_text()) == (mode == "refuses")
 
 
