@@ -426,6 +426,7 @@ class RecordLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._may_be_replaced = False
         self._open()
 
     def _open(self) -> None:
@@ -450,10 +451,11 @@ class RecordLog:
         for payload in payloads:
             if len(payload) > RECORD_LIMIT_BYTES:
                 raise LocalError(f"a record of {len(payload)} bytes; the limit is {RECORD_LIMIT_BYTES}")
-        if not os.fstat(self._file.fileno()).st_nlink:  # `rewrite` put another in its place, and could not open that
-            replaced = self._file
+        if self._may_be_replaced:
+            before = self._file
             self._open()
-            replaced.close()
+            before.close()
+            self._may_be_replaced = False
         if self.damaged:
             raise LocalError(f"{self._path} is damaged, and was not rewritten")
         batch = frame_batch(self._number, payloads)
@@ -488,11 +490,13 @@ class RecordLog:
 
         Raises StorageError; what is appended then goes behind whichever of both the disk has.
         """
+        self._may_be_replaced = True  # also where it fails after that
         write_atomically(self._path, b"".join(frame_batch(number, [one]) for number, one in enumerate(payloads)))
         with disk_errors(self._path.parent):
             file = self._path.open("ab", buffering=0)
         self._file.close()
         self._file, self._number, self.damaged = file, len(payloads), False
+        self._may_be_replaced = False
 
     def close(self) -> None:
         """Close the file."""
