@@ -221,7 +221,7 @@ class Secured:
         self.heard_at = trio.current_time()
 
     async def read(self, n: int) -> bytes:
-        """The head of a frame, in its turn: until then it stays in the system's buffers, as it came."""
+        """The head of a frame, in its turn: until then it stays where it came, in the system's buffers for the most."""
         head = await self.read_body(n)
         if len(head) < HEADER_SIZE:
             return head  # of a connection that ends

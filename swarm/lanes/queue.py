@@ -3,7 +3,7 @@
 All lanes to a peer take from one queue, so a lane that comes up in the middle of a long queue helps with it, and a lane
 that goes leaves it to the others. A lane takes of a frame as much as it can carry, and the rest comes next. A scope is
 a reduction or a state: whatever each has queued, they are served in turn, FRAME_LIMIT_BYTES at a time, and one cannot
-use up another's room.
+use up another's room, unless a peer has FULL_SCOPES of them wait.
 
 What a peer asked for is looked up when its turn comes (`Later`): however long the peer takes, nothing is kept for it.
 
