@@ -1,4 +1,4 @@
-"""What the nodes of a drawn swarm run: `shoal run` as it ships, with a role, or a program of the lab's in its place.
+"""Programs of the nodes of a drawn swarm: `shoal run` as it ships, with a role, or one of the lab's in its place.
 
 A liar lies from its first round to its last, in one of the ways of `shoal bench hostile`. It may be evicted, left out
 and convicted; to the others, who are judged alone, it must be as nothing.
@@ -24,7 +24,7 @@ from shoal.testnet.reports.report import NodeReport, Report
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What a node runs: a kind of liar, LOOP, or as what it shares rollouts. The others are of a loop."""
+    """Program of one node: a kind of liar, LOOP, or its role in sharing rollouts; the other fields are of a loop."""
 
     kind: str
     step_s: float = 0.0
