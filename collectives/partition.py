@@ -12,11 +12,12 @@ All arithmetic is on integers and fractions: the same deal on every machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import zip_longest
 
 from shoal.protocol.errors import LocalError
+from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import OwnedRange, Plan
 
 EVEN_FACTOR = 2
@@ -53,6 +54,28 @@ def owner_by_chunk(plan: Plan) -> tuple[int, ...]:
     if any(owned.owner >= len(plan.participants) or owned.stop <= owned.start for owned in ranges):
         raise LocalError("a plan that deals chunks to nobody")
     return tuple(owned.owner for owned in ranges for _ in range(owned.start, owned.stop))
+
+
+def partners(peers: Collection[PeerId], owners: Collection[PeerId], me: PeerId) -> frozenset[PeerId]:
+    """Those of `peers` with whom `me` exchanges payloads: with whoever owns chunks, and an owner with everybody."""
+    return frozenset(peers if me in owners else owners) - {me}
+
+
+def plan_partners(plan: Plan, me: PeerId) -> frozenset[PeerId]:
+    """Peers that remain in `plan` with whom `me` exchanges payloads."""
+    return partners(plan.remaining, {plan.participants[owned.owner].peer for owned in plan.owners}, me)
+
+
+def expected_partners(
+    peers: Collection[PeerId], rates: Mapping[PeerId, tuple[int, int]], chunks: int, me: PeerId
+) -> frozenset[PeerId]:
+    """Those of `peers` with whom `me` is going to exchange payloads, if these and `me` are a plan over `chunks`.
+
+    rates: (upload, download) bytes/s, as far as they are known. Others have a say in the plan: it may be a wrong guess.
+    """
+    order = sorted({*peers, me})
+    ranges = deal([rates.get(peer, (0, 0)) for peer in order], chunks)
+    return partners(peers, {order[owned.owner] for owned in ranges}, me)
 
 
 def sending_order(owners: Sequence[int], me: int, participants: int) -> Iterator[int]:

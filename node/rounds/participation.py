@@ -158,7 +158,8 @@ class Participation:
         state, client = self._state_store.state, self._training_client
         assert state is not None
         if order.beside:
-            self._p.reduce.bring_up_lanes(order.beside)
+            chunks = self._contributions.fragment(self._state_store.chain.head.next_round).grid.chunks
+            self._p.reduce.bring_up_lanes(order.beside, chunks)
         if not order.at_once or client.balances:
             head = self._state_store.head
             await client.train(head, self._me, state.tokens, contribute=order.contribute, at_once=order.at_once)

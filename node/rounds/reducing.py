@@ -18,6 +18,7 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.frame_relay import RelayWatch
 from shoal.collectives.memory import PayloadPool
+from shoal.collectives.partition import expected_partners, plan_partners
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes
@@ -95,6 +96,8 @@ class ReductionDriver:
         self._memory = PayloadPool(SPARE_BYTES)
         self._reduction: Reduction | None = None
         self._nodes = 0
+        self._rates_by_peer: dict[PeerId, tuple[int, int]] = {}
+        """As the last plan had them: how the next one will deal the chunks."""
         self._under_way, self._passes_on = trio.Event(), trio.Event()
         self._pace: Pace | None = None
         self._relaying: RelayWatch | None = None
@@ -170,6 +173,7 @@ class ReductionDriver:
             self._jobs.send_nowait(partial(self._try_all_again, self._relayed))
         self._copying.stop()
         self._reduction, self._handed_over, self._nodes = reduction, None, len(plan.participants)
+        self._rates_by_peer = {one.peer: (one.upload, one.download) for one in plan.participants}
         self._under_way.set()
         self._started = time.monotonic()
         self._begin_pace(reduction)
@@ -240,13 +244,15 @@ class ReductionDriver:
         """Have memory made while everyone trains, for as many payloads as the last round took."""
         self._jobs.send_nowait(partial(trio.to_thread.run_sync, self._memory.prepare))
 
-    def bring_up_lanes(self, peers: frozenset[PeerId]) -> None:
-        """Have lanes to those with whom this node is going to reduce, while everyone trains.
+    def bring_up_lanes(self, peers: frozenset[PeerId], chunks: int) -> None:
+        """Have lanes to those with whom this node is going to exchange payloads, while everyone trains.
 
-        Each begins with who comes after it in the order of PeerIds, and goes round: so that of two one dials. Who was
-        reached through another is left to the next plan, which says whether to try.
+        That is with owners of `chunks`, as they are going to be dealt if all `peers` take part: another lane is made
+        when something is posted to it. Each begins with who comes after it in the order of PeerIds, and goes round: so
+        that of two one dials. Who was reached through another is left to the next plan, which says whether to try.
         """
         me = self._identity.peer_id
+        peers = expected_partners(peers, self._rates_by_peer, chunks, me)
         self._bringing_up.cancel()
         self._bringing_up = trio.CancelScope()
         around = sorted(peers - self._relayed_paths.keys(), key=lambda peer: (peer < me, peer))
@@ -304,9 +310,9 @@ class ReductionDriver:
         return frozenset(peer for peer in peers if any(lane.is_local for lane in self._lanes.lanes_of(peer)))
 
     async def _run_reduction(self, reduction: Reduction) -> None:
-        direct = [peer for peer in reduction.plan.remaining if self._traffic.next_hop(peer) == peer]
-        are_up = trio.Event()
-        self._jobs.send_nowait(partial(self._have_lanes, direct, are_up))
+        partners = plan_partners(reduction.plan, self._identity.peer_id)
+        hops, are_up = {self._traffic.next_hop(peer) for peer in partners}, trio.Event()
+        self._jobs.send_nowait(partial(self._have_lanes, hops, are_up))
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
             await are_up.wait()
         if self._reduction is reduction:
@@ -315,8 +321,7 @@ class ReductionDriver:
     async def _have_lanes(self, peers: Iterable[PeerId], are_up: trio.Event) -> None:
         async with trio.open_nursery() as nursery:
             for peer in peers:
-                if peer != self._identity.peer_id:
-                    nursery.start_soon(self.ensure_lane, peer)
+                nursery.start_soon(self.ensure_lane, peer)
         are_up.set()
 
     # -- peers that are reached through another --------------------------------------------------------------

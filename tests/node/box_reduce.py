@@ -190,7 +190,7 @@ class BoxReduce:
         else:
             self._hand_over(finals)
 
-    def bring_up_lanes(self, peers: frozenset[PeerId]) -> None:
+    def bring_up_lanes(self, peers: frozenset[PeerId], chunks: int) -> None:
         """There are lanes between all."""
 
     def prepare(self) -> None:

@@ -417,11 +417,30 @@ SHELL: tuple[Bug, ...] = (
         "::test_lanes_to_those_who_contribute_too_are_brought_up_while_all_train",
         """
         if order.beside:
-            self._p.reduce.bring_up_lanes(order.beside)
+            chunks = self._contributions.fragment(self._state_store.chain.head.next_round).grid.chunks
+            self._p.reduce.bring_up_lanes(order.beside, chunks)
         """,
         """
 
         """,
+    ),
+    bug(
+        "in a plan lanes are made to everybody",
+        "tests/node/rounds/test_reducing.py::test_who_owns_no_chunk_makes_lanes_only_to_owners",
+        "partners = plan_partners(reduction.plan, self._identity.peer_id)",
+        "partners = frozenset(reduction.plan.remaining) - {self._identity.peer_id}",
+    ),
+    bug(
+        "lanes are brought up to everybody",
+        "tests/node/rounds/test_reducing.py::test_lanes_are_brought_up_only_where_one_of_the_two_will_own_chunks",
+        "peers = expected_partners(peers, self._rates_by_peer, chunks, me)",
+        "",
+    ),
+    bug(
+        "who will own chunks is guessed as if nobody's rates were known",
+        "tests/node/rounds/test_reducing.py::test_who_will_own_chunks_goes_by_the_rates_of_the_last_plan",
+        "peers = expected_partners(peers, self._rates_by_peer, chunks, me)",
+        "peers = expected_partners(peers, {}, chunks, me)",
     ),
     bug(
         "training is ordered beside nobody",
@@ -454,13 +473,13 @@ SHELL: tuple[Bug, ...] = (
         "a lane is begun anew where it takes longer than it is waited for",
         "tests/node/rounds/test_reducing.py::test_lane_that_takes_longer_than_it_is_waited_for_is_not_begun_anew",
         """
-        self._jobs.send_nowait(partial(self._have_lanes, direct, are_up))
+        self._jobs.send_nowait(partial(self._have_lanes, hops, are_up))
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
             await are_up.wait()
         """,
         """
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
-            await self._have_lanes(direct, are_up)
+            await self._have_lanes(hops, are_up)
         """,
     ),
     bug(

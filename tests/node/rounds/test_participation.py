@@ -36,7 +36,7 @@ class Part:
         self.ledger.certify(rounds)
         self.stood: list[tuple[int, bool]] = []
         self.trained: list[tuple[bool, bool]] = []
-        self.brought_up: list[frozenset[PeerId]] = []
+        self.brought_up: list[tuple[frozenset[PeerId], int]] = []
         self.values = vector(5)
         me = self.ledger.founders[0]
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
@@ -64,7 +64,7 @@ class Part:
                 balances=balances,
                 paused=False,
             ),
-            reduce=SimpleNamespace(prepare=lambda: None, bring_up_lanes=self.brought_up.append),
+            reduce=SimpleNamespace(prepare=lambda: None, bring_up_lanes=lambda *about: self.brought_up.append(about)),
             store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
             resumption=SimpleNamespace(restore_trainer=self._restore, stands_on=lambda value: None),
         )
@@ -146,7 +146,7 @@ def test_lanes_to_those_who_contribute_too_are_brought_up_while_all_train() -> N
     beside = frozenset(here.ledger.peers[1:])
     trio.run(here.part.train, Train(beside=beside))
     trio.run(here.part.train, Train(contribute=False))
-    assert here.brought_up == [beside]
+    assert here.brought_up == [(beside, GRID.chunks)]
 
 
 @pytest.mark.parametrize("balances", [False, True])

@@ -17,11 +17,14 @@ from shoal.node.options import Hold
 from shoal.node.rounds import reducing
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import NO_HASH, Participant, Relay
+from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Relay
 from shoal.swarm.lanes.frame import FrameHeader
 from tests.node.ledger import identity
 from tests.node.rounds.reducing_lab import FakeLane, Mesh, digests
 from tests.waiting import until
+
+ALL_OWN = 60
+"""Chunks of which everybody owns some."""
 
 
 async def test_reduction_gives_all_desks_the_same_finals_once(tmp_path: Path) -> None:
@@ -46,9 +49,55 @@ async def test_lanes_are_brought_up_ahead_by_one_of_two_each_beginning_with_who_
     a, b, c, d, e = sorted(mesh.peers)
     driver = mesh.drivers[mesh.peers.index(c)]
     async with mesh.running():
-        driver.bring_up_lanes(frozenset({a, b, d, e}))
+        driver.bring_up_lanes(frozenset({a, b, d, e}), ALL_OWN)
         await until(lambda: len(mesh.ensured) == 4)
         assert mesh.ensured == [(c, d), (c, e), (c, a), (c, b)]
+
+
+async def test_lanes_are_brought_up_only_where_one_of_the_two_will_own_chunks(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 5)
+    a, b, c, d, e = sorted(mesh.peers)
+    by_peer = dict(zip(mesh.peers, mesh.drivers, strict=True))
+    everybody = frozenset(mesh.peers)
+    async with mesh.running():
+        by_peer[b].bring_up_lanes(everybody - {b}, 2)
+        await until(lambda: len(mesh.ensured) == 4)
+        by_peer[d].bring_up_lanes(everybody - {d}, 2)
+        await until(lambda: len(mesh.ensured) == 6)
+        assert mesh.ensured == [(b, c), (b, d), (b, e), (b, a), (d, a), (d, b)]
+
+
+async def test_who_will_own_chunks_goes_by_the_rates_of_the_last_plan(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 5)
+    plan = mesh.plan()
+    a, b, c, d, e = sorted(mesh.peers)
+    fast = {d: 1 << 30, e: 1 << 30}
+    participants = tuple(
+        msgspec.structs.replace(one, upload=rate, download=rate)
+        for one in plan.participants
+        for rate in [fast.get(one.peer, 1 << 20)]
+    )
+    driver = mesh.drivers[mesh.peers.index(a)]
+    async with mesh.running():
+        mesh.start(msgspec.structs.replace(plan, participants=participants))
+        await until(lambda: all(mesh.done))
+        mesh.ensured.clear()
+        driver.bring_up_lanes(frozenset({b, c, d, e}), 2)
+        await until(lambda: len(mesh.ensured) == 2)
+        assert mesh.ensured == [(a, d), (a, e)]
+
+
+async def test_who_owns_no_chunk_makes_lanes_only_to_owners(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 5)
+    plan = mesh.plan()
+    owner = plan.participants[2].peer
+    plan = msgspec.structs.replace(plan, owners=(OwnedRange(2, 0, plan.chunks),))
+    async with mesh.running():
+        mesh.start(plan)
+        await until(lambda: all(mesh.done))
+        assert len(set(digests(mesh))) == 1
+        others = set(mesh.peers) - {owner}
+        assert set(mesh.ensured) == {(owner, peer) for peer in others} | {(peer, owner) for peer in others}
 
 
 async def test_lanes_that_cannot_be_brought_up_ahead_keep_nobody_from_the_others_nor_count_as_out_of_reach(
@@ -59,7 +108,7 @@ async def test_lanes_that_cannot_be_brought_up_ahead_keep_nobody_from_the_others
     mesh.unreachable = {b}
     driver = mesh.drivers[mesh.peers.index(a)]
     async with mesh.running():
-        driver.bring_up_lanes(frozenset({b, c}))
+        driver.bring_up_lanes(frozenset({b, c}), ALL_OWN)
         await until(lambda: (a, c) in mesh.ensured)
         assert not driver.unreachable
 
@@ -72,7 +121,7 @@ async def test_peer_to_which_a_lane_came_up_ahead_is_within_reach_again(tmp_path
         assert not await driver.ensure_lane(other)
         assert driver.unreachable == {other}
         mesh.unreachable = set()
-        driver.bring_up_lanes(frozenset({other}))
+        driver.bring_up_lanes(frozenset({other}), ALL_OWN)
         await until(lambda: len(mesh.ensured) == 2)
         assert not driver.unreachable
 
@@ -89,10 +138,10 @@ async def test_lanes_asked_for_anew_take_the_place_of_those_not_come_to(tmp_path
 
     async with mesh.running():
         lanes.ensure = hang
-        driver.bring_up_lanes(frozenset({b, c}))
+        driver.bring_up_lanes(frozenset({b, c}), ALL_OWN)
         await hung.wait()
         lanes.ensure = ensure
-        driver.bring_up_lanes(frozenset({c}))
+        driver.bring_up_lanes(frozenset({c}), ALL_OWN)
         await until(lambda: (a, c) in mesh.ensured)
         with trio.fail_after(30):
             await trio.testing.wait_all_tasks_blocked(cushion=0.02)

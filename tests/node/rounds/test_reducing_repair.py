@@ -203,7 +203,7 @@ async def test_pair_that_is_relayed_is_not_dialled_with_every_round_that_begins(
     driver = mesh.drivers[0]
     async with mesh.running():
         driver._give_up_on(other)
-        driver.bring_up_lanes(frozenset({other, third}))
+        driver.bring_up_lanes(frozenset({other, third}), 60)
         await until(lambda: (one, third) in mesh.ensured)
         with trio.fail_after(30):
             await trio.testing.wait_all_tasks_blocked(cushion=0.02)
