@@ -169,9 +169,12 @@ class Accusations:
             two = bool(some) if peer in suspected else _are_two(plan, peer, some, said)
             return two or len(spoken.get(peer, frozenset()) - gone) >= needed
 
-        found, spoken_of = set[PeerId](), living.intersection((*accusers, *spoken))
-        while more := [peer for peer in sorted(spoken_of - found) if enough(peer, found)]:
-            found.add(max(more, key=lambda peer: len(accusers.get(peer, set()) | _accused_by(peer, accusers))))
+        found, left = set[PeerId](), living.intersection((*accusers, *spoken))
+        at_odds = _at_odds(accusers)
+        while left := {peer for peer in left if enough(peer, found)}:  # by fewer words, no more are enough
+            next_one = max(sorted(left), key=lambda peer: len(at_odds.get(peer, ())))
+            found.add(next_one)
+            left.remove(next_one)
         return found
 
     def disputes(self, plan: Plan, alive: Collection[PeerId]) -> set[Dispute]:
@@ -227,19 +230,24 @@ class Accusations:
     def relays_against(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, frozenset[PeerId]]:
         """By peer that accuses another or is accused, the relays that speak against it, or did so under earlier plans
         of this round, and take part still."""
+        spoken = self._spoken(plan, alive)
+        if not spoken:
+            return {}
         said = self._heard(plan, alive)
         living = {peer for peer in plan.remaining if peer in alive}
         parties = {peer for dispute in self._disputes(plan, living, said) for peer in dispute}
-        spoken = self._spoken(plan, alive)
         return {peer: spoken[peer] & living for peer in parties.intersection(spoken)}
 
     def _spoken(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, frozenset[PeerId]]:
-        found = dict(self._against)
+        found, relays = dict(self._against), plan.relayed
+        if not relays:
+            return found
         living = {peer for peer in plan.remaining if peer in alive}
         for dispute in self._disputes(plan, living, self._heard(plan, alive)):
-            blamed = self._blamed(plan, dispute, alive)
-            if blamed is not None:
-                found[blamed] = found.get(blamed, frozenset()) | {plan.relayed[pair_of(*dispute)]}
+            relay = relays.get(pair_of(*dispute))
+            blamed = None if relay is None else self._blamed(plan, dispute, alive)
+            if relay is not None and blamed is not None:
+                found[blamed] = found.get(blamed, frozenset()) | {relay}
         return found
 
     def loser(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> PeerId:
@@ -328,13 +336,20 @@ def _at_fault(way: RelayedWay | None, sender: PeerId, receiver: PeerId) -> set[P
     return {sender} if way.taken else {receiver}
 
 
-def _accused_by(accuser: PeerId, accusers: Mapping[PeerId, Collection[PeerId]]) -> set[PeerId]:
-    return {peer for peer, some in accusers.items() if accuser in some}
+def _at_odds(accusers: Mapping[PeerId, Collection[PeerId]]) -> dict[PeerId, set[PeerId]]:
+    """By peer, those that it accuses and those that accuse it."""
+    found = {peer: set(some) for peer, some in accusers.items()}
+    for peer, some in accusers.items():
+        for accuser in some:
+            found.setdefault(accuser, set()).add(peer)
+    return found
 
 
 def _voices(plan: Plan, accused: PeerId, accusers: Collection[PeerId]) -> set[PeerId]:
     """Independent voices among `accusers`: a relay counts in place of those who reach the accused through it."""
     relays = plan.relayed
+    if not relays:
+        return set(accusers) - {accused}
     return {relays.get(pair_of(accuser, accused), accuser) for accuser in accusers if accuser != accused}
 
 
