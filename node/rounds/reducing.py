@@ -35,6 +35,8 @@ from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
 
 LANE_DEADLINE_S = 5.0
+LANES_AT_ONCE = 16
+"""Lanes that are being made, at most: on a crowded machine none of many is done before its deadline, all in vain."""
 LANE_HEAD_START_S = 0.5  # for lanes, before the first payload is posted
 LOOK_PERIOD_S = 0.1
 MEND_RETRY_S = 0.5  # between tries to replace a lane that failed
@@ -96,6 +98,8 @@ class ReductionDriver:
         self._memory = PayloadPool(SPARE_BYTES)
         self._reduction: Reduction | None = None
         self._nodes = 0
+        """That reduce together, or are about to."""
+        self._making = trio.CapacityLimiter(LANES_AT_ONCE)
         self._rates_by_peer: dict[PeerId, tuple[int, int]] = {}
         """As the last plan had them: how the next one will deal the chunks."""
         self._under_way, self._passes_on = trio.Event(), trio.Event()
@@ -251,7 +255,7 @@ class ReductionDriver:
         when something is posted to it. Each begins with who comes after it in the order of PeerIds, and goes round: so
         that of two one dials. Who was reached through another is left to the next plan, which says whether to try.
         """
-        me = self._identity.peer_id
+        me, self._nodes = self._identity.peer_id, len(peers) + 1
         peers = expected_partners(peers, self._rates_by_peer, chunks, me)
         self._bringing_up.cancel()
         self._bringing_up = trio.CancelScope()
@@ -410,7 +414,8 @@ class ReductionDriver:
 
     async def _try_lane(self, peer: PeerId) -> bool:
         try:
-            await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)
+            async with self._making:
+                await self._lanes.ensure(peer, deadline_s=in_crowd(LANE_DEADLINE_S, self._nodes))
         except (NetworkError, RemoteError) as error:
             logger.debug("no lane: %s", error)
             return False

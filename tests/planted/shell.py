@@ -443,6 +443,18 @@ SHELL: tuple[Bug, ...] = (
         "peers = expected_partners(peers, {}, chunks, me)",
     ),
     bug(
+        "all lanes of a node are made at once",
+        "tests/node/rounds/test_reducing.py::test_few_lanes_are_made_at_once_and_in_a_crowd_each_is_given_longer",
+        "self._making = trio.CapacityLimiter(LANES_AT_ONCE)",
+        "self._making = trio.CapacityLimiter(1 << 20)",
+    ),
+    bug(
+        "in a crowd a lane is given up as soon as among few",
+        "tests/node/rounds/test_reducing.py::test_few_lanes_are_made_at_once_and_in_a_crowd_each_is_given_longer",
+        "await self._lanes.ensure(peer, deadline_s=in_crowd(LANE_DEADLINE_S, self._nodes))",
+        "await self._lanes.ensure(peer, deadline_s=LANE_DEADLINE_S)",
+    ),
+    bug(
         "training is ordered beside nobody",
         "tests/protocol/test_member.py::test_training_is_ordered_beside_those_alive_who_are_expected_to_contribute_too",
         "yield Train(beside=machine.trainers())",
