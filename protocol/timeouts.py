@@ -46,8 +46,8 @@ def next_beat(now: float, period_s: float = RESTING_TICK_S) -> float:
 def in_crowd(seconds: float, nodes: int) -> float:
     """`seconds`, and as many times as long as there are more nodes than CROWD.
 
-    In a crowd a round begins with a lane between every two, and each word to all is one from all: else nodes that share
-    a machine would take each other's work for a stall, and have the more the less of it they get done.
+    In a crowd each owner of chunks makes a lane to everybody, and each word to all is one from all: else nodes that
+    share a machine would take each other's work for a stall, and have the more the less of it they get done.
     """
     return seconds * max(1.0, nodes / CROWD)
 

@@ -141,7 +141,7 @@ def test_stall_deadline_doubles_with_every_plan_of_the_round(attempt: int, earli
 
 
 def test_in_a_crowd_all_are_waited_for_longer() -> None:
-    """A round begins with a lane between every two: three times as many nodes of one machine need thrice the time."""
+    """Each owner makes a lane to everybody: three times as many nodes of one machine need thrice the time."""
     scene = Scene(nodes=3 * CROWD, contributions=frozenset({SLOW}))
     assert scene.look(3 * STALL_S - LOOK_S).peers == NOBODY
     assert scene.look(3 * LOOK_S).peers == {SLOW}
