@@ -1,6 +1,8 @@
 """A node whose trainer is a loop of its user's own, as docs/own-loop.md has them, with steps that wait.
 
-    python -m shoal.lab.waiting_loop STEP_S RANKS DIES run swarm.toml --data-dir …      the rest as `shoal run`
+    python -m shoal.lab.waiting_loop STEP_S RANKS DIES MODULE …      the rest as an ordinary node is started
+
+MODULE is that of `shoal run`, or what sets its clock (`shoal.testnet.wall_clock`).
 
 The process becomes the node's daemon. The loop is another of its process group, attaches to it as to any that ran
 before, and dies with it: so whatever strikes a node strikes both. With RANKS above 1 it is as many processes under
@@ -40,8 +42,8 @@ FRESH_STORE: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 def looping_command(command: Sequence[str], step_s: float, *, ranks: int = 1, dies: int = 0) -> list[str]:
     """The command line of a node with such a loop, made of that of an ordinary one."""
-    at = command.index("shoal.cli.main")
-    return [*command[:at], MODULE, str(step_s), str(ranks), str(dies), *command[at + 1 :]]
+    at = command.index("-m", command.index(sys.executable)) + 1
+    return [*command[:at], MODULE, str(step_s), str(ranks), str(dies), *command[at:]]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -50,12 +52,12 @@ def main(arguments: Sequence[str]) -> None:
         step_s, dies, manifest, folder = arguments[1:]
         train(float(step_s), int(dies), Path(manifest), Path(folder))
         return
-    step_s, ranks, dies, *run = arguments
-    folder = run[run.index("--data-dir") + 1]
+    step_s, ranks, dies, *daemon = arguments
+    manifest, folder = daemon[daemon.index("run") + 1], daemon[daemon.index("--data-dir") + 1]
     several = [*TORCHRUN, "--nproc-per-node", ranks] if int(ranks) > 1 else []
-    loop = [sys.executable, *several, "-m", MODULE, LOOP, step_s, dies, run[1], folder]
+    loop = [sys.executable, *several, "-m", MODULE, LOOP, step_s, dies, manifest, folder]
     subprocess.Popen(ended_with_parent(loop), env=os.environ | FRESH_STORE)
-    os.execv(sys.executable, [sys.executable, "-m", "shoal.cli.main", *run])
+    os.execv(sys.executable, [sys.executable, "-m", *daemon])
 
 
 def train(step_s: float, dies: int, manifest: Path, folder: Path) -> None:

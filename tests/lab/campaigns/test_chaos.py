@@ -255,18 +255,19 @@ def test_a_sampler_and_a_judge_join_trainers_of_averaged_policies_and_the_sample
     [
         (Program(LOOP, step_s=0.1), ["shoal.lab.waiting_loop", "0.1", "1", "0"], []),
         (Program(LOOP, step_s=0.1, ranks=2, dies=4), ["shoal.lab.waiting_loop", "0.1", "2", "4"], []),
-        (Program("sample"), ["shoal.cli.main"], ["--rollouts", "sample"]),
-        (Program("judge"), ["shoal.cli.main"], ["--rollouts", "judge"]),
+        (Program("sample"), [], ["--rollouts", "sample"]),
+        (Program("judge"), [], ["--rollouts", "judge"]),
     ],
 )
 def test_a_program_takes_the_options_of_the_node_in_whose_place_it_is(
     program: Program, module: list[str], more: list[str], tmp_path: Path
 ) -> None:
-    launch = Launch(manifest=tmp_path / "swarm.toml", data_dir=tmp_path / "5")
-    ordinary = node_command(launch)
-    at = ordinary.index("shoal.cli.main")
-    assert command_of({5: program}, launch) == [*ordinary[:at], *module, *ordinary[at + 1 :], *more]
-    assert command_of({4: program}, launch) == ordinary
+    for clock in (None, tmp_path / "clock"):
+        launch = Launch(manifest=tmp_path / "swarm.toml", data_dir=tmp_path / "5", clock=clock)
+        ordinary = node_command(launch)
+        at = ordinary.index("shoal.cli.main" if clock is None else "shoal.testnet.wall_clock")
+        assert command_of({5: program}, launch) == [*ordinary[:at], *module, *ordinary[at:], *more]
+        assert command_of({4: program}, launch) == ordinary
 
 
 OF_A_NODE = ("kill", "leave", "stop", "cut", "slow", "throttle")
