@@ -21,6 +21,7 @@ from shoal.node.reporting.events import (
     Started,
     TrainerRestarted,
 )
+from shoal.protocol.identity import PeerId
 from shoal.testnet.check import Witness
 from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Entry, round_begun
@@ -166,14 +167,17 @@ class RunRecord:
         )
 
 
-def alarms(entries: Iterable[Entry], unharmed: Collection[int]) -> list[str]:
-    """Tell what nodes logged that never happens among nodes that are sound. unharmed: those that no fault struck."""
+def alarms(entries: Iterable[Entry], unharmed: Collection[int], *, liar: PeerId | None = None) -> list[str]:
+    """Tell what nodes logged that never happens among nodes that are sound. unharmed: those that no fault struck.
+
+    liar: one that is none, and is to be found out.
+    """
     found = []
     for entry in entries:
         match entry.event:
             case Forked() as event:
                 found.append(f"node {entry.node} saw two certificates of round {event.round}, and signs no more")
-            case Evidence() as event:
+            case Evidence() as event if event.peer != liar:
                 found.append(f"node {entry.node} has proof that {event.peer} lied in round {event.round}: {event.kind}")
             case TrainerRestarted() | AgentDied() as event if entry.node in unharmed:
                 found.append(f"no fault struck node {entry.node}, and its trainer died: {event.cause}")

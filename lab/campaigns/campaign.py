@@ -33,6 +33,7 @@ from shoal.lab.campaigns.campaign_plan import (
     CODECS,
     CUTS,
     HARMLESS,
+    LIAR_PEERS,
     PEERS,
     SHORT_MIX,
     Group,
@@ -40,6 +41,8 @@ from shoal.lab.campaigns.campaign_plan import (
     Run,
     draw_runs,
     groups_of,
+    liars_among,
+    loops_among,
 )
 from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, report_of, to_json
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, short_manifest
@@ -62,12 +65,14 @@ _KEPT_OF_A_NODE: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", 
 
 def drawn(campaign: Campaign) -> tuple[Run, ...]:
     """Draw the runs of a campaign. Raises ConfigError."""
-    groups = groups_of(
-        campaign.peers or PEERS,
-        campaign.codecs or CODECS,
-        campaign.strategies or CERTIFYING,
-        short=campaign.short,
-    )
+    codecs, strategies = campaign.codecs or CODECS, campaign.strategies or CERTIFYING
+    if campaign.liar:
+        counts = campaign.peers or (LIAR_PEERS,)
+        groups = tuple(one for count in counts for one in liars_among(count, codecs, strategies, campaign.seed))
+    else:
+        groups = groups_of(campaign.peers or PEERS, codecs, strategies, short=campaign.short)
+        if not campaign.short and not campaign.peers:
+            groups += (*liars_among(LIAR_PEERS, codecs, strategies, campaign.seed), *loops_among(codecs, strategies))
     runs = draw_runs(campaign.seed, campaign.runs, groups, SHORT_MIX if campaign.short else Mix())
     if campaign.only is None:
         return runs
@@ -199,12 +204,13 @@ class _Course:
         again += "".join(f" --codecs {codec}" for codec in campaign.codecs)
         again += "".join(f" --strategies {strategy}" for strategy in campaign.strategies)
         again += " --short" if campaign.short else ""
+        again += " --liar" if campaign.liar else ""
         with disk_errors(folder):
             folder.mkdir(parents=True)
             content = msgspec.to_builtins(record) | {"problems": record.problems, "again": again}
             (folder / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
             shutil.copy(swarm.folder / "swarm.toml", folder)
-            for node in swarm.nodes:
+            for node in swarm.nodes:  # a liar's too
                 kept = folder / "nodes" / str(node.index)
                 kept.mkdir(parents=True)
                 for name in _KEPT_OF_A_NODE:
@@ -228,6 +234,7 @@ class _Attempt:
             faults=len(self._fault.strike.victims),
             cut=run.kind in CUTS,
             calm_s=self._calm_s,
+            lies=run.group.company == "liar",
         )
         self._released_at = 0.0
         self._whole_s: float | None = None
@@ -267,7 +274,7 @@ class _Attempt:
     def record(self, last: int, trouble: str | None) -> RunRecord:
         """Judge the rounds up to `last`, and return the run's record. Blocks."""
         strike = self._fault.strike
-        struck = frozenset(n.index for n in self._swarm.nodes if n not in self._fault.survivors)
+        struck = frozenset(n.index for n in self._swarm.honest if n not in self._fault.survivors)
         window = Window(
             first=self._gate,
             last=last,
@@ -276,10 +283,14 @@ class _Attempt:
             cut=self._run.kind in HARMLESS,
             bound_s=self._bound_s,
             codec=self._swarm.manifest.sync.plan_codec,
+            liar=None if self._swarm.liar is None else self._swarm.liar.peer_id,
         )
         clocks = {n.index: n.clock.changes for n in self._swarm.nodes if n.clock is not None}
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
         round_s = statistics.median(ends) - self._released_at - strike.held_s if ends else None
+        found = examine(self._swarm.witnesses, window, clocks)
+        if (taken := self._swarm.taken_over(last)) and not trouble:
+            found = msgspec.structs.replace(found, problems=(*found.problems, *taken))
         return RunRecord(
             run=self._run,
             round=self._gate,
@@ -290,6 +301,7 @@ class _Attempt:
             delay_s=None if round_s is None else round_s - self._calm_s,
             whole_s=self._whole_s,
             bound_s=self._bound_s,
-            found=examine(self._swarm.witnesses, window, clocks),
+            lies=self._swarm.lies,
+            found=found,
             trouble=trouble,
         )

@@ -24,8 +24,10 @@ from shoal.node.reporting.event_files import LOG_NAME
 from shoal.node.reporting.event_log import read_kind, read_log
 from shoal.node.reporting.events import Certified, RoundStarted, Signed, ViewChanged
 from shoal.node.rounds.reducing import LANE_DEADLINE_S, MEND_RETRY_S
+from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import HELD_TIMEOUT_S, RELAY_SETTLE_S, REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.membership import detection_bound_s
+from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S, doubled
 from shoal.testnet.check import Witness
 from shoal.testnet.journal import Entry
 from shoal.testnet.run_record import alarms
@@ -39,7 +41,7 @@ MACHINE_S: Final = 3.0
 _RIGHT: Final[Mapping[int, Sequence[Change]]] = MappingProxyType({})
 
 
-def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float:
+def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float, lies: bool = False) -> float:
     """Seconds after `faults` that strike together within which the survivors must certify a round.
 
     A kill or stop is noticed when its node is believed dead at the latest; a cut when lanes cannot be had again, the
@@ -47,13 +49,14 @@ def round_bound_s(*, peers: int, faults: int, cut: bool, calm_s: float) -> float
     its way, and for everybody to say what they hold. What was lost is done again, no longer than a whole undisturbed
     round, `calm_s`. Faults that strike together may be noticed one after the other. In the end a participant that lives
     and does not report is waited for, half as long as all that took. No patience with a lead that lives and does
-    nothing is in it: these faults make none.
+    nothing is in it: these faults make none; but if one `lies`, it may lead next, and its view is wasted.
     """
     noticed_s = detection_bound_s(peers, awaited=True)
     if cut:
         noticed_s = LANE_DEADLINE_S + MEND_RETRY_S + STALL_S + LATE_S + RELAY_SETTLE_S
     repaired_s = faults * (noticed_s + REPLAN_SETTLE_S + HELD_TIMEOUT_S + calm_s)
-    return calm_s + repaired_s + max(REPORT_GRACE_S, repaired_s / 2) + MACHINE_S
+    wasted_s = doubled(PROPOSE_TIMEOUT_S, faults) if lies else 0.0
+    return calm_s + repaired_s + max(REPORT_GRACE_S, repaired_s / 2) + wasted_s + MACHINE_S
 
 
 def machine_s(load: float) -> float:
@@ -67,7 +70,8 @@ class Window:
 
     released_at: when the faulted round, for which all nodes had stood still, was let go (wall clock). struck: the
     nodes that faults struck in it; how long it took those says nothing about the protocol. cut: nothing of the others
-    may be left out, though some had their lanes cut, or their clocks set. codec: of all rounds.
+    may be left out, though some had their lanes cut, or their clocks set. codec: of all rounds. liar: the node that
+    lies, whose word counts for nothing, and who may be left out and convicted.
     """
 
     first: int
@@ -77,6 +81,7 @@ class Window:
     cut: bool
     bound_s: float
     codec: str
+    liar: PeerId | None = None
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +89,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
     late_rounds: rounds that took somebody longer than their bound. evicted: nodes that no fault struck and that the
     faulted round went on without; absent: those that did not certify a round of others. coverage: the share of what all
-    nodes contributed that this round included, where lanes were cut and it was certified.
+    nodes contributed that this round included, where lanes were cut, nobody lies, and it was certified.
     """
 
     rounds_checked: int = 0
@@ -101,14 +106,15 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine(nodes: Sequence[Witness], window: Window, clocks: Mapping[int, Sequence[Change]] = _RIGHT) -> Findings:
     """Judge the rounds of `window`. Blocks, for a second or so. clocks: when those of some nodes were set."""
-    times = {node.index: TrueTimes(clocks.get(node.index, ((-math.inf, 0.0),))) for node in nodes}
+    honest = [node for node in nodes if node.peer_id != window.liar]
+    times = {node.index: TrueTimes(clocks.get(node.index, ((-math.inf, 0.0),))) for node in honest}
     entries = [
-        Entry(node.index, times[node.index].of(event)) for node in nodes for event in read_log(node.folder / LOG_NAME)
+        Entry(node.index, times[node.index].of(event)) for node in honest for event in read_log(node.folder / LOG_NAME)
     ]
     entries.sort(key=lambda entry: entry.event.at)
     verdicts = judge_rounds(nodes, entries, range(window.first, window.last + 1))
     certified = [one for one in verdicts if one.certified]
-    broken = [line for node in nodes for line in broken_votes(node, window.first, window.last)]
+    broken = [line for node in honest for line in broken_votes(node, window.first, window.last)]
     late = list(_late(entries, window))
     recoded = [
         f"round {one.check.round}: in codec {one.check.codec}, not {window.codec}"
@@ -116,11 +122,11 @@ def examine(nodes: Sequence[Witness], window: Window, clocks: Mapping[int, Seque
         if one.check.codec != window.codec
     ]
     faulted = next((event for one in certified for event in one.certified if event.round == window.first), None)
-    others = [] if faulted is None else [node for node in nodes if node.index not in window.struck]
+    others = [] if faulted is None else [node for node in honest if node.index not in window.struck]
     evicted = [one.index for one in others if faulted is not None and one.peer_id not in faulted.members]
-    missed = {index: rounds for index, rounds in _missed(entries, window, nodes).items() if rounds}
+    missed = {index: rounds for index, rounds in _missed(entries, window, honest).items() if rounds}
     coverage = None
-    if faulted is not None and window.cut:  # of the contributions of all, those that were planned with
+    if faulted is not None and window.cut and window.liar is None:  # of all contributions, those planned with
         coverage = faulted.coverage * min(1.0, faulted.contributors / len(nodes))
     lost = [
         f"round {window.first}: node {index}, which no fault struck or that lost only lanes, was evicted"
@@ -150,7 +156,8 @@ def examine(nodes: Sequence[Witness], window: Window, clocks: Mapping[int, Seque
             *recoded,
             *alarms(
                 (entry for entry in entries if entry.event.at >= window.released_at),
-                {node.index for node in nodes} - window.struck,
+                {node.index for node in honest} - window.struck,
+                liar=window.liar,
             ),
         ),
     )

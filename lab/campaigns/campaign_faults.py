@@ -60,13 +60,13 @@ class Fault:
         self.strike = CarriedFault(victims=self._victims(head))
         self._phases: list[str] = []
         harmless = run.kind in HARMLESS
-        self.survivors = tuple(n for n in swarm.nodes if harmless or n not in self.strike.victims)
+        self.survivors = tuple(n for n in swarm.honest if harmless or n not in self.strike.victims)
 
     def _victims(self, head: Value) -> tuple[NodeProcess, ...]:
         nodes, run = self._swarm.nodes, self._run
         order = [nodes[index] for index in run.order]
-        if run.kind == "kill_lead":
-            return tuple(node for node in nodes if node.peer_id == lead(head, 0))
+        if run.kind == "kill_lead" and (leads := [node for node in order if node.peer_id == lead(head, 0)]):
+            return tuple(leads)  # else a liar leads
         if run.kind in PAIRED:
             pairs = [(a, b) for a in order for b in order if a is not b]
             for pair in pairs:

@@ -1,9 +1,10 @@
 """Plan of a fault campaign: which fault strikes which round of which swarm, all of it drawn from one seed.
 
 A *run* is one faulted round of a swarm that lives on. Runs are dealt to *groups*, a number of peers with a strategy and
-a codec each, whose swarm is started once. The kinds of fault come from shuffled decks, so that each has its share;
-where a fault strikes is drawn per run from (seed, number): run 137 of 200 is the same whether the others are run or
-not.
+a codec each, whose swarm is started once. In some the last node lies all the while, in a swarm that withstands it, and
+faults strike the others; in some each node trains by a loop of its user's own. The kinds of fault come from shuffled
+decks, so that each has its share; where a fault strikes is drawn per run from (seed, number): run 137 of 200 is the
+same whether the others are run or not.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from shoal.collectives.codecs import DENSE
+from shoal.lab.bench.hostile_member import LYING_KINDS
 from shoal.node.options import HOLD_PHASES
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.strategies.table import DEFAULT_STRATEGY, STRATEGIES
 
+Company = Literal["nodes", "liar", "loops"]
+"""nodes: `shoal run` as it ships. liar: the last of them lies, and the swarm withstands that. loops: each trains by a
+loop of its user's own."""
 Kind = Literal[
     "kill",
     "kill_lead",
@@ -47,6 +52,11 @@ CODECS: Final[tuple[str, ...]] = ("fp32", "bf16", "int8", "int4")
 CERTIFYING: Final = tuple(name for name, strategy in STRATEGIES.items() if strategy.certifies)
 """Strategies whose rounds can be judged: all hold one state, and a majority certifies each."""
 PEERS: Final = (3, 4, 5, 6)
+LIAR_PEERS: Final = 7
+"""The fewest that bear one of them gone while another lies: more than two thirds have to be there."""
+LOOPS_PEERS: Final = 4
+LOOPED: Final = ("diloco", "streaming")
+"""Strategies with which loops of one's own are struck."""
 PEERS_LIMIT: Final = 16
 RUN_LIMIT: Final = 10_000
 PAIRED: Final = ("kill_two", "kill_repair", "stop_two")
@@ -68,16 +78,24 @@ _QUIET_SHARE: Final = 0.5
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """One swarm of the campaign."""
+    """One swarm of the campaign. lie: what its last node does all the while, of LYING_KINDS; empty if none lies."""
 
     peers: int
     codec: str
     strategy: str = DEFAULT_STRATEGY
+    company: Company = "nodes"
+    lie: str = ""
 
     @property
     def name(self) -> str:
         """Name for folders and lines."""
-        return f"{self.peers}x{self.strategy}-{self.codec}"
+        others = "" if self.company == "nodes" else f"-{self.lie or self.company}"
+        return f"{self.peers}x{self.strategy}-{self.codec}{others}"
+
+    @property
+    def honest(self) -> range:
+        """Indices of the nodes that do not lie: those that are struck, waited for and judged."""
+        return range(self.peers - (self.company == "liar"))
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +176,27 @@ def groups_of(
     )
 
 
+def liars_among(peers: int, codecs: Sequence[str], strategies: Sequence[str], seed: int) -> tuple[Group, ...]:
+    """A group of `peers` for each strategy, with a liar each: of every kind as many, dealt by the seed.
+
+    Raises ConfigError for what no swarm can have, or cannot bear.
+    """
+    if peers < LIAR_PEERS:
+        raise ConfigError(f"a swarm of {peers} nodes cannot bear a fault beside a liar; take {LIAR_PEERS} or more")
+    groups = groups_of((peers,), codecs, strategies, short=False)[: len(strategies)]
+    lies = random.Random(f"{seed}:lies").sample(LYING_KINDS, len(LYING_KINDS))
+    return tuple(
+        msgspec.structs.replace(group, company="liar", lie=lies[at % len(lies)]) for at, group in enumerate(groups)
+    )
+
+
+def loops_among(codecs: Sequence[str], strategies: Sequence[str]) -> tuple[Group, ...]:
+    """A group for each of these strategies with which loops of one's own are struck. Raises ConfigError."""
+    chosen = [name for name in strategies if name in LOOPED]
+    groups = groups_of((LOOPS_PEERS,), codecs[: len(chosen)], chosen)[: len(chosen)]
+    return tuple(msgspec.structs.replace(group, company="loops") for group in groups)
+
+
 def draw_runs(seed: int, runs: int, groups: Sequence[Group], mix: Mix) -> tuple[Run, ...]:
     """All runs of a campaign, those of a group one after the other. Raises ConfigError."""
     if not 1 <= runs <= RUN_LIMIT:
@@ -179,14 +218,16 @@ def _phase(rng: random.Random, timed: bool) -> str | None:
 
 
 def _draw_run(rng: random.Random, number: int, group: Group, kind: Kind, mix: Mix) -> Run:
-    if kind in PAIRED and group.peers < 4:
+    if kind in PAIRED and (group.peers < 4 or group.company == "liar"):
+        kind = "kill"
+    if kind == "restore" and group.company == "liar":  # a named voter on an old folder signs nothing until a rebase
         kind = "kill"
     timed = rng.random() < _TIMED_SHARE[kind in CUTS]
     return Run(
         number=number,
         group=group,
         kind=kind,
-        order=tuple(rng.sample(range(group.peers), group.peers)),
+        order=tuple(rng.sample(group.honest, len(group.honest))),
         phase=_phase(rng, timed) if mix.anywhere else "reduce",
         progress=round(rng.random(), 3),
         after=round(rng.random(), 3),

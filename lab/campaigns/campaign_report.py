@@ -19,7 +19,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     released_at, struck_at: wall clock. round_s: from the beginning of the faulted round to its certificate, in the
     median of the survivors, without the time that the victim stood still to be struck. delay_s: how much longer that
     was than the group's undisturbed rounds. whole_s: from the fault until all contributed again and had begun another
-    round. bound_s: the most that any round may take. trouble: why the swarm did not recover, if so.
+    round. bound_s: the most that any round may take. lies: how many its liar had told by then. trouble: why the swarm
+    did not recover, if so.
     """
 
     run: Run
@@ -31,6 +32,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     delay_s: float | None = None
     whole_s: float | None = None
     bound_s: float = 0.0
+    lies: int = 0
     found: Findings = Findings()
     trouble: str | None = None
 
@@ -69,7 +71,7 @@ class KindReport(msgspec.Struct, frozen=True, kw_only=True):
 class CampaignReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole campaign. runs: how many were done, of `runs_drawn`. calm_s: by group. failed_runs: their numbers.
 
-    cut_coverage: the least coverage of a round in which lanes were cut.
+    cut_coverage: the least coverage of a round in which lanes were cut. lies: told in each swarm with a liar, by group.
     """
 
     seed: int
@@ -91,6 +93,7 @@ class CampaignReport(msgspec.Struct, frozen=True, kw_only=True):
     failed_runs: tuple[int, ...]
     by_fault: dict[str, KindReport]
     calm_s: dict[str, float]
+    lies: dict[str, int] = {}
     longest_round_share: float
     wall_s: float
 
@@ -130,14 +133,25 @@ def report_of(
             for kind, of_kind in sorted(kinds.items())
         },
         calm_s=dict(calm_s),
+        lies=_lies_told(records),
         longest_round_share=round(max(shares, default=0.0), 3),
         wall_s=round(wall_s, 1),
     )
 
 
+def _lies_told(records: Sequence[RunRecord]) -> dict[str, int]:
+    told: dict[str, int] = {}
+    for record in records:
+        if record.run.group.company == "liar":
+            name = record.run.group.name
+            told[name] = max(record.lies, told.get(name, 0))
+    return told
+
+
 def ok(report: CampaignReport) -> bool:
-    """True if all runs were done, and all were as they should be."""
-    return report.runs == report.runs_drawn and not report.failed_runs
+    """True if all runs were done, and all were as they should be; of several liars one at least has lied."""
+    silent = bool(report.lies) and not any(report.lies.values())
+    return report.runs == report.runs_drawn and not report.failed_runs and not silent
 
 
 def spread(seconds: Sequence[float]) -> Spread | None:

@@ -19,9 +19,13 @@ from typing import Final
 import msgspec
 import trio
 
+from shoal.lab.bench import hostile_verdict
 from shoal.lab.campaigns.campaign_plan import Group, paced
+from shoal.lab.campaigns.chaos_swarm import Program, command_of, done_by
 from shoal.lab.fleet import START_DEADLINE_S, TOGETHER, Swarm
+from shoal.lab.waiting_loop import LOOP
 from shoal.lab.waiting_workload import WORKLOAD_NAME as PACED_REGRESSION
+from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.reporting.events import CaughtUp, Certified, Listening, RoundStarted
 from shoal.node.state.store import read_records
 from shoal.protocol.certificate import genesis
@@ -74,8 +78,34 @@ class LivingSwarm(Swarm):
         self.group = group
         self.seed = seed
         manifest = partial(manifest_of or campaign_manifest, group, seed)
+        if programs := programs_of(group):
+            runtime = Runtime(command=partial(command_of, programs))
         super().__init__(folder, group.peers, manifest, network=network, runtime=runtime, clocks=clocks)
+        self._programs = programs
         self._calm_s: list[float] = []
+
+    @property
+    def honest(self) -> list[NodeProcess]:
+        """The nodes that are struck, waited for and judged: all but a liar."""
+        return [self.nodes[index] for index in self.group.honest]
+
+    @property
+    def liar(self) -> NodeProcess | None:
+        """The node that lies, if there is one."""
+        return self.nodes[-1] if self.group.company == "liar" else None
+
+    @property
+    def lies(self) -> int:
+        """Number of lies that its liar has told. Blocks for a moment."""
+        return 0 if self.liar is None else done_by(self._programs[self.liar.index], self.liar.folder) or 0
+
+    def taken_over(self, last: int) -> tuple[str, ...]:
+        """Signs in the chains of the others, up to round `last`, that a liar took something over. Blocks."""
+        if self.liar is None:
+            return ()
+        folders = {node.peer_id: node.folder for node in self.honest}
+        found = hostile_verdict.problems_of(self.manifest, folders, self.liar.peer_id, struck=folders.keys(), last=last)
+        return tuple(f"node {problem}" for problem in found)
 
     @property
     def calm_s(self) -> float:
@@ -136,27 +166,32 @@ class LivingSwarm(Swarm):
         for _ in range(GATHER_TRIES_LIMIT):
             await self.until(partial(self.whole, after), "all contribute again", WHOLE_DEADLINE_S)
             gate = max(event.round for event in self.journal.of(Certified)) + AHEAD
-            await self.ask_all(self.nodes, "hold", f"{gate}:train")
+            await self.ask_all(self._asked(), "hold", f"{gate}:train")
             with trio.move_on_after(GATHER_DEADLINE_S):
                 await self.until(partial(self._all_hold, gate), f"all begin round {gate}", START_DEADLINE_S)
             if self._all_hold(gate) and self._contributed(gate - 1):
                 self._note_calm(begun_after)
                 return gate
             after = gate  # somebody was past it, or late: all go on, and try again
-            await self.release(self.nodes)
+            await self.release(self._asked())
         raise NetworkError("the nodes do not come together")
 
+    def _asked(self) -> list[NodeProcess]:
+        """Those that do what they are asked: a liar may be gone, or have had to end."""
+        return [node for node in self.nodes if node is not self.liar or node.alive]
+
     def whole(self, after: int) -> bool:
-        """True if there is a round after `after` that all certified, and contributed to."""
+        """True if there is a round after `after` that all certified, and contributed to, but for a liar."""
         rounds = {event.round for event in self.journal.of(Certified) if event.round > after}
         return any(self._contributed(number) for number in rounds)
 
     def _contributed(self, round: int) -> bool:
-        events = [self.certificate(node, round) for node in self.nodes]
-        return all(e is not None and len(e.members) == e.contributors == self.group.peers for e in events)
+        events = [self.certificate(node, round) for node in self.honest]
+        honest = {node.peer_id for node in self.honest}
+        return all(e is not None and honest <= set(e.members) and e.contributors >= len(honest) for e in events)
 
     def _all_hold(self, gate: int) -> bool:
-        return all(self.holding(node, gate, "train") is not None for node in self.nodes)
+        return all(self.holding(node, gate, "train") is not None for node in self.honest)
 
     def _note_calm(self, after: int) -> None:
         """Learn from the rounds after `after` that all contributed to how long one takes."""
@@ -186,6 +221,16 @@ class LivingSwarm(Swarm):
         return head
 
 
+def programs_of(group: Group) -> dict[int, Program]:
+    """Programs that nodes of a group run in place of `shoal run`, by their indices."""
+    if group.company == "liar":
+        return {group.peers - 1: Program(group.lie)}
+    if group.company == "loops":
+        _, step_s = paced(group.strategy, PACED_STEPS, PACED_STEP_S)
+        return dict.fromkeys(range(group.peers), Program(LOOP, step_s=step_s))
+    return {}
+
+
 def campaign_manifest(
     group: Group,
     seed: int,
@@ -203,6 +248,9 @@ def campaign_manifest(
         workload = PACED_REGRESSION
         inner_steps, step_s = paced(group.strategy, PACED_STEPS, PACED_STEP_S)
         options = {**MODEL, "step_s": step_s}
+    elif group.company == "loops":
+        workload, options = OWN_LOOP, {}
+        inner_steps, _ = paced(group.strategy, PACED_STEPS, PACED_STEP_S)
     else:
         inner_steps, _ = paced(group.strategy, inner_steps, 0.0)
     trained = {"name": workload, "seed": seed, "options": dict(options)}
@@ -231,6 +279,8 @@ def manifest_of_group(
         },
         "round": {"chunk_values": CHUNK_VALUES, **deadlines},
     }
+    if group.company == "liar":
+        tables |= {"membership": {"voters": "named"}, "agreement": {"faults": "lying"}}
     return validate_manifest(tables, source=f"the {name}'s manifest")
 
 

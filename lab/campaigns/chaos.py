@@ -118,7 +118,7 @@ def judge(
         lost += taken_over_by(liar, report, folder)
     report = judged(report, programs)
     broken = [line for node in _witnesses(report, folder) for line in broken_votes(node, 1, ROUND_LIMIT)]
-    bound_s = bound_of(report, load)
+    bound_s = bound_of(report, load, lies=liar is not None)
     longest_s, late = late_rounds(report, bound_s)
     return ScenarioRecord(
         number=number,
@@ -174,7 +174,7 @@ def taken_over_by(liar: NodeReport, report: Report, folder: Path) -> list[str]:
     return [f"node {problem}" for problem in found]
 
 
-def bound_of(report: Report, load: float) -> float:
+def bound_of(report: Report, load: float, *, lies: bool = False) -> float:
     """Seconds within which one round must come after another in this scenario, whatever was done.
 
     As a campaign's bound of two faults that strike together, one of them to the links; with what the longest fault
@@ -184,5 +184,5 @@ def bound_of(report: Report, load: float) -> float:
     calm = sorted(entry.total_s for entry in report.rounds)
     calm_s = calm[len(calm) // 2] if calm else 0.0
     lasting_s = max((fault.duration_s or 0.0 for fault in scenario.faults), default=0.0)
-    bound_s = round_bound_s(peers=scenario.nodes, faults=2, cut=True, calm_s=calm_s)
+    bound_s = round_bound_s(peers=scenario.nodes, faults=2, cut=True, calm_s=calm_s, lies=lies)
     return bound_s + lasting_s + machine_s(load)

@@ -48,7 +48,10 @@ class RoundVerdict:
 
 
 def judge_rounds(nodes: Sequence[Witness], entries: Sequence[Entry], rounds: range) -> list[RoundVerdict]:
-    """The verdicts on these rounds, in their order, by the nodes' events and what they kept. Blocks."""
+    """The verdicts on these rounds, in their order, by the nodes' events and what they kept. Blocks.
+
+    Of a liar only what it kept is of use: its contributions were summed.
+    """
     record = RunRecord(
         scenario=Scenario(rounds=ROUND_LIMIT), began_at=0.0, ended_at=0.0, entries=tuple(entries), nodes=(), faults=()
     )
@@ -71,11 +74,13 @@ def judge_rounds(nodes: Sequence[Witness], entries: Sequence[Entry], rounds: ran
 class RoundJudge:
     """Judges the rounds of one swarm as they become final: wrong values, forks, and what cannot be verified is counted.
 
-    last: the last round that was judged. gaps_s: from the first certificate of a round to the first of the next.
+    last: the last round that was judged. gaps_s: from the first certificate of a round to the first of the next. liar:
+    the index of a node whose events count for nothing, and who is not waited for.
     """
 
     nodes: Sequence[Witness]
     journal: Journal
+    liar: int | None = None
     checked: int = 0
     wrong_values: int = 0
     forks: int = 0
@@ -91,11 +96,12 @@ class RoundJudge:
         for entry in self.journal.entries:
             if isinstance(entry.event, Certified | CaughtUp):
                 reached[entry.node] = max(reached[entry.node], entry.event.round)
-        return min(reached[node.index] for node in self.nodes) - MARGIN
+        return min(reached[node.index] for node in self.nodes if node.index != self.liar) - MARGIN
 
     def judge(self, until: int) -> None:
         """Judge all rounds up to `until`, and forget them. Blocks, for some milliseconds a round."""
-        for verdict in judge_rounds(self.nodes, self.journal.entries, range(self.last + 1, until + 1)):
+        believed = [entry for entry in self.journal.entries if entry.node != self.liar]
+        for verdict in judge_rounds(self.nodes, believed, range(self.last + 1, until + 1)):
             self._note(verdict)
         self.last = max(self.last, until)
         self._forget()

@@ -17,7 +17,8 @@ class Campaign(Spec):
     """Options of `shoal campaign`.
 
     only: a single one of the runs, as the seed makes it among the others. short: each number of peers with one strategy
-    in place of all, faults in the midst of a reduce alone, and nothing waits that can be done meanwhile.
+    in place of all, faults in the midst of a reduce alone, and nothing waits that can be done meanwhile. liar: all
+    swarms have one that lies, and else those of numbers that none was named of.
     """
 
     runs: Annotated[int, Option("--runs", help="How many faulted rounds.")] = 200
@@ -35,6 +36,9 @@ class Campaign(Spec):
     ] = None
     short: Annotated[
         bool, Option("--short", help="Each number of nodes with one strategy only, and several swarms at once.")
+    ] = False
+    liar: Annotated[
+        bool, Option("--liar", help="Only swarms of which one node lies; else some, unless --peers or --short is said.")
     ] = False
     keep: Annotated[bool, Option("--keep", help="Keep the nodes' folders of runs that did not fail, too.")] = False
 
@@ -70,4 +74,5 @@ class Soak(Spec):
     nodes: Annotated[int, Option("--nodes", help="How many nodes.")] = 4
     seed: Annotated[int, Option("--seed", help="Which faults, and whom they strike.")] = 1
     period_s: Annotated[float, Option("--period", help="Seconds from one fault to the next.")] = 60.0
+    liar: Annotated[bool, Option("--liar", help="The last node lies all the while; takes seven or more.")] = False
     step_s: float = 0.1

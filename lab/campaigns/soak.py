@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bound_s
-from shoal.lab.campaigns.campaign_plan import Group, groups_of, paced
+from shoal.lab.campaigns.campaign_plan import Group, groups_of, liars_among, paced
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, manifest_of_group
 from shoal.lab.campaigns.rounds import RoundJudge
 from shoal.lab.campaigns.settings import Soak
@@ -54,7 +54,18 @@ CODEC: Final = "int8"
 def drawn(soak: Soak, *, links: bool) -> tuple[SoakFault, ...]:
     """Draw the faults of a soak, without `links` none that needs network namespaces. Raises ConfigError."""
     kinds = [kind for kind in KINDS if links or kind not in LINKED]
-    return draw_faults(soak.seed, nodes=soak.nodes, seconds=soak.minutes * 60, period_s=soak.period_s, kinds=kinds)
+    if soak.liar:
+        kinds.remove("restore")  # a named voter on an old folder signs nothing until its authority rebases
+    seconds, honest = soak.minutes * 60, soak.nodes - soak.liar
+    return draw_faults(soak.seed, nodes=honest, seconds=seconds, period_s=soak.period_s, kinds=kinds)
+
+
+def group_of(soak: Soak) -> Group:
+    """What its nodes are. Raises ConfigError."""
+    if soak.liar:
+        return liars_among(soak.nodes, (CODEC,), (soak.strategy,), soak.seed)[0]
+    (group,) = groups_of((soak.nodes,), (CODEC,), (soak.strategy,))
+    return group
 
 
 def soak_manifest(soak: Soak, group: Group, seed: int, founders: list[PeerId]) -> Manifest:
@@ -71,7 +82,7 @@ async def run_soak(soak: Soak, out: Path, on_strike: Callable[[SoakFaultRecord],
     signal ended it. Cancellation: all processes are killed and reaped; no report.
     """
     without_links = why_not()
-    (group,) = groups_of((soak.nodes,), (CODEC,), (soak.strategy,))
+    group = group_of(soak)
     strikes = drawn(soak, links=without_links is None)
     out = await trio.to_thread.run_sync(new_run, out)
     with ExitStack() as stack:
@@ -89,13 +100,13 @@ async def run_soak(soak: Soak, out: Path, on_strike: Callable[[SoakFaultRecord],
     return report
 
 
-def gap_bound_s(nodes: int, gaps_s: Sequence[float], load: float) -> float:
+def gap_bound_s(nodes: int, gaps_s: Sequence[float], load: float, *, lies: bool = False) -> float:
     """Seconds within which one round must come after another, whatever struck: as a campaign's bound of two faults.
 
     gaps_s: what it took, of which the median is undisturbed. load: the most runnable processes a core there were.
     """
     calm_s = statistics.median(gaps_s) if gaps_s else 0.0
-    return round_bound_s(peers=nodes, faults=2, cut=True, calm_s=calm_s) + AWAY_S[1] + machine_s(load)
+    return round_bound_s(peers=nodes, faults=2, cut=True, calm_s=calm_s, lies=lies) + AWAY_S[1] + machine_s(load)
 
 
 class _Course:
@@ -114,7 +125,8 @@ class _Course:
         self._on_strike = on_strike
         self._samples: list[Sample] = []
         self._records: list[SoakFaultRecord] = []
-        self._rounds = RoundJudge(swarm.witnesses, swarm.journal)
+        liar = None if swarm.liar is None else swarm.liar.index
+        self._rounds = RoundJudge(swarm.witnesses, swarm.journal, liar)
         self._trouble: str | None = None
         self._load = 0.0
         self._began = self._ended = time.monotonic()
@@ -195,7 +207,7 @@ class _Course:
         at_s, now = round(self._elapsed(), 3), time.time()
         self._load = max(self._load, load_per_core())
         found: list[Sample] = []
-        for node in self._swarm.nodes:
+        for node in self._swarm.honest:
             reached = [e.round for e in self._swarm.journal.of(Certified, node.index)]
             last = max(reached, default=self._rounds.last)
             if node.alive:
@@ -229,13 +241,16 @@ class _Course:
         """Judge the soak, and return its report. Blocks."""
         soak, rounds = self._soak, self._rounds
         seconds = self._ended - self._began
-        steady = steady_of(soak.nodes)
+        honest = len(self._swarm.honest)
+        steady = steady_of(honest)
         verdicts = judge(self._samples, seconds=seconds, steady=steady)
-        broken = [line for node in self._swarm.witnesses for line in broken_votes(node, 1, ROUND_LIMIT)]
-        problems = [*rounds.problems, *broken, *unjudged(verdicts, nodes=soak.nodes, steady=steady)]
+        broken = [line for node in self._swarm.witnesses[:honest] for line in broken_votes(node, 1, ROUND_LIMIT)]
+        problems = [*rounds.problems, *broken, *unjudged(verdicts, nodes=honest, steady=steady)]
         problems += [f"fault {r.strike.number}: {r.error}" for r in self._records if r.error is not None]
         problems += self._restarted(steady)
-        bound_s = gap_bound_s(soak.nodes, rounds.gaps_s, self._load)
+        problems += self._swarm.taken_over(rounds.last)
+        problems += ["the liar told no lie"] if soak.liar and not self._swarm.lies else []
+        bound_s = gap_bound_s(soak.nodes, rounds.gaps_s, self._load, lies=soak.liar)
         problems += [
             f"{gap:.1f} s between two rounds, more than {bound_s:.1f} s" for gap in rounds.gaps_s if gap > bound_s
         ]
@@ -258,6 +273,7 @@ class _Course:
             longest_gap_s=round(max(rounds.gaps_s, default=0.0), 3),
             gap_bound_s=round(bound_s, 3),
             load=self._load,
+            lies=self._swarm.lies,
             digests_equal=self._digests_equal(),
             verdicts=verdicts,
             problems=tuple(problems),
@@ -277,7 +293,7 @@ class _Course:
         """True if all nodes hold the same state after the last round that all have certified or computed again."""
         last: dict[int, dict[int, str]] = {}
         for entry in self._swarm.journal.entries:
-            if isinstance(entry.event, Certified):
+            if isinstance(entry.event, Certified) and entry.node in self._swarm.group.honest:
                 last.setdefault(entry.event.round, {})[entry.node] = entry.event.digest
-        common = [number for number, digests in last.items() if len(digests) == self._soak.nodes]
+        common = [number for number, digests in last.items() if len(digests) == len(self._swarm.honest)]
         return bool(common) and len(set(last[max(common)].values())) == 1

@@ -25,8 +25,8 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole soak. seconds: how long it really trained. without_links: why nothing was done to links, if so.
 
     longest_gap_s: between the first certificates of two rounds, of at most `gap_bound_s`. load: the most runnable
-    processes a core that there were. problems: whatever was not as it should be, in words, other
-    than growth, which the verdicts tell; trouble: why the soak ended before its time.
+    processes a core that there were. lies: told by a liar among them. problems: whatever was not as it should be, in
+    words, other than growth, which the verdicts tell; trouble: why the soak ended before its time.
     """
 
     seed: int
@@ -47,6 +47,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     longest_gap_s: float
     gap_bound_s: float
     load: float
+    lies: int = 0
     digests_equal: bool
     verdicts: tuple[Verdict, ...]
     problems: tuple[str, ...]

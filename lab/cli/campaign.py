@@ -49,6 +49,8 @@ def run_line(record: RunRecord, runs: int) -> str:
 
 def summary(report: CampaignReport, out: Path) -> list[str]:
     """Summarise a campaign, a fact a line; the last says whether all was as it should be."""
+    from shoal.lab.campaigns.campaign_report import ok
+
     lines = [
         f"runs       {report.runs} of {report.runs_drawn}, {count(report.rounds_checked, 'round')} recomputed, "
         f"in {report.wall_s:.0f} s",
@@ -58,6 +60,8 @@ def summary(report: CampaignReport, out: Path) -> list[str]:
         f"took {report.longest_round_share:.0%} of what it may, {count(report.evicted_survivors, 'survivor')} evicted, "
         f"{report.unaffected_absent} unaffected absent",
     ]
+    if report.lies:
+        lines.append(f"liars      {', '.join(f'{told} lies in {name}' for name, told in report.lies.items())}")
     for kind, found in report.by_fault.items():
         took = "" if found.delay_s is None else f", {found.delay_s}"
         lines.append(f"fault      {kind}: {count(found.runs, 'run')}{took}")
@@ -66,4 +70,6 @@ def summary(report: CampaignReport, out: Path) -> list[str]:
         return [*lines, f"FAILED     runs {numbers}; see {out / 'failures'}"]
     if report.runs != report.runs_drawn:
         return [*lines, "FAILED     not all runs were done"]
+    if not ok(report):
+        return [*lines, "FAILED     no liar has lied"]
     return [*lines, f"report     {out / 'campaign.json'}", "all is as it should be"]

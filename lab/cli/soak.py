@@ -73,6 +73,8 @@ def summary(report: SoakReport, out: Path) -> list[str]:
         f"{count(report.forks, 'fork')}, {count(report.broken_votes, 'broken vote')}, {report.unverified} not verified",
         f"longest    {report.longest_gap_s:.1f} s between two rounds, of at most {report.gap_bound_s:.1f} s",
     ]
+    if report.lies:
+        lines.append(f"liar       told {count(report.lies, 'lie')}")
     if report.without_links is not None:
         lines.append(f"links      left alone: {in_one_line(report.without_links)}")
     lines += [verdict_line(verdict) for verdict in report.verdicts]

@@ -22,6 +22,7 @@ import trio
 
 from shoal.cli.main import execute
 from shoal.cli.render import ShowNow
+from shoal.lab.bench.hostile_member import LYING_KINDS, told_of
 from shoal.lab.campaigns import campaign
 from shoal.lab.campaigns.campaign import drawn, run_campaign
 from shoal.lab.campaigns.campaign_check import Findings, Window, examine, round_bound_s
@@ -30,6 +31,9 @@ from shoal.lab.campaigns.campaign_plan import (
     CERTIFYING,
     CODECS,
     KINDS,
+    LIAR_PEERS,
+    LOOPED,
+    LOOPS_PEERS,
     PAIRED,
     PEERS,
     SHORT_MIX,
@@ -38,9 +42,11 @@ from shoal.lab.campaigns.campaign_plan import (
     Run,
     draw_runs,
     groups_of,
+    liars_among,
 )
 from shoal.lab.campaigns.campaign_report import CampaignReport, RunRecord, ok, report_of, spread, to_json
-from shoal.lab.campaigns.campaign_swarm import LivingSwarm, campaign_manifest, read_chain
+from shoal.lab.campaigns.campaign_swarm import LivingSwarm, campaign_manifest, programs_of, read_chain
+from shoal.lab.campaigns.chaos_swarm import STRIKE, command_of
 from shoal.lab.campaigns.settings import Campaign
 from shoal.lab.cli import campaign as cli_campaign
 from shoal.lab.cli.campaign import run_line, summary
@@ -53,9 +59,10 @@ from shoal.node.state.store import Store
 from shoal.protocol.identity import Identity
 from shoal.protocol.manifest import load_manifest
 from shoal.protocol.membership import detection_bound_s
+from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S
 from shoal.testnet import fleet
 from shoal.testnet.check import Witness
-from shoal.testnet.nodes import Runtime
+from shoal.testnet.nodes import Launch, Runtime
 
 SMALL = Campaign(seed=116894, runs=5, peers=(4,), codecs=("int4",), strategies=("diloco",), short=True, keep=True)
 """Of a seed with which a lead, one in a repair, one that hangs and one that hangs for good are struck, then lanes."""
@@ -73,6 +80,10 @@ class Done(NamedTuple):
     report: CampaignReport
     records: list[RunRecord]
     out: Path
+
+
+LIARS = Campaign(seed=3, runs=8, liar=True, keep=True)
+"""Two runs beside each kind of liar."""
 
 
 @pytest.fixture(scope="module", params=[SMALL, pytest.param(SHORT, marks=pytest.mark.long)], ids=["small", "short"])
@@ -140,6 +151,18 @@ def test_faults_strike_as_drawn(done: Done) -> None:
             assert record.delay_s > run.stop_s / 2 or run.group.peers > 3  # a quorum of three needs all but one
 
 
+@pytest.mark.long
+def test_beside_liars_of_every_kind_the_others_go_on_exactly_and_in_time(tmp_path: Path) -> None:
+    records: list[RunRecord] = []
+    report = trio.run(partial(run_campaign, LIARS, tmp_path, records.append))
+    assert ok(report), [(run_line(record, LIARS.runs), record.problems) for record in records]
+    assert {record.run.group.lie for record in records} == set(LYING_KINDS)
+    assert (report.strategies, report.peers) == (CERTIFYING, (LIAR_PEERS,))
+    assert report.rounds_checked >= 2 * LIARS.runs
+    assert len(report.lies) == len(LYING_KINDS)
+    assert sum(report.lies.values()) > 0
+
+
 # -- each check can fail -------------------------------------------------------------------------------------
 
 
@@ -189,6 +212,26 @@ def test_untouched_remains_are_faultless(remains: Remains) -> None:
 def bound(certified: dict[str, Any], event: str, view: int) -> dict[str, Any]:
     """What a node may log in the round that it certified; it need not have voted, where the certificate came first."""
     return {"at": certified["at"], "event": event, "term": "0.0", "round": certified["round"], "view": view}
+
+
+def test_a_liar_is_believed_nothing_and_judged_in_nothing(remains: Remains, done: Done) -> None:
+    liar = remains.nodes[-1]
+    at = {"at": remains.window.released_at + 0.1, "round": remains.window.first}
+    lied: dict[str, Any] = {**at, "event": "evidence", "kind": "double_vote", "peer": liar.peer_id}
+    remains.change_log(lambda e: [e, lied] if e["event"] == "certified" else [e], 1)
+    false = {"digest": "ab" * 32}
+    remains.change_log(
+        lambda e: [e, vote := bound(e, "voted", 7), vote, e | false] if e["event"] == "certified" else [e], liar.index
+    )
+    found = remains.examine()
+    assert (found.forks, found.broken_votes) == (1, 1)
+    assert any("has proof that" in problem for problem in found.problems)
+    remains.window = replace(remains.window, liar=liar.peer_id)
+    assert remains.examine().problems == ()
+    remains.change_log(lambda e: [] if e["event"] == "certified" else [e], liar.index)
+    assert remains.examine().problems == ()
+    remains.change_log(lambda e: [e | false] if e["event"] == "certified" else [e], 0)
+    assert remains.examine().forks == 1
 
 
 def test_a_second_vote_in_a_view_is_a_broken_vote(remains: Remains) -> None:
@@ -376,6 +419,7 @@ def test_runs_follow_from_the_seed_and_every_kind_and_group_has_its_share() -> N
         (["--codecs", "int7"], "there is no codec 'int7'; choose of fp32"),
         (["--strategies", "gossip"], "rounds of strategy 'gossip' are not certified; choose of diloco"),
         (["--runs", "3", "--only", "4"], "--only: there is no run 4 among 3"),
+        (["--liar", "--peers", "6"], "a swarm of 6 nodes cannot bear a fault beside a liar; take 7 or more"),
     ],
 )
 def test_a_campaign_that_cannot_be_is_refused(
@@ -396,7 +440,48 @@ def test_the_manifest_has_many_chunks_of_which_the_last_is_not_full() -> None:
         assert numel % manifest.round.chunk_values
 
 
+def test_some_swarms_have_a_liar_and_in_some_all_train_by_loops_of_their_own() -> None:
+    runs = drawn(Campaign(runs=200))
+    groups = tuple(dict.fromkeys(run.group for run in runs))
+    liars = [group for group in groups if group.company == "liar"]
+    assert [group.strategy for group in liars] == list(CERTIFYING)
+    assert sorted(group.lie for group in liars) == sorted(LYING_KINDS)
+    assert [group.lie for group in liars] != [group.lie for group in liars_among(7, CODECS, CERTIFYING, seed=3)]
+    assert {(group.peers, len(group.honest)) for group in liars} == {(LIAR_PEERS, LIAR_PEERS - 1)}
+    loops = [group for group in groups if group.company == "loops"]
+    assert [(group.strategy, group.peers) for group in loops] == [(name, LOOPS_PEERS) for name in LOOPED]
+    assert [group for group in groups if group.company == "nodes"] == list(groups_of(PEERS, CODECS, CERTIFYING))
+    assert len({group.name for group in groups}) == len(groups)
+    kinds = {run.kind for run in runs if run.group.company == "liar"}
+    assert {"kill", "kill_lead", "stop"} <= kinds
+    assert kinds.isdisjoint({*PAIRED, "restore"})
+    for run in runs:
+        assert sorted(run.order) == list(run.group.honest)
+    assert {run.group.company for run in drawn(Campaign(runs=200, peers=(4,)))} == {"nodes"}
+    assert {run.group.company for run in drawn(SHORT)} == {"nodes"}
+    assert {run.group.company for run in drawn(LIARS)} == {"liar"}
+
+
+def test_the_last_of_a_liar_s_swarm_lies_and_the_others_withstand_it(tmp_path: Path) -> None:
+    group = next(one for one in liars_among(LIAR_PEERS, CODECS, CERTIFYING, 1) if one.strategy == "diloco")
+    swarm = LivingSwarm(tmp_path, group, seed=1)
+    assert swarm.manifest.agreement.faults == "lying"
+    assert swarm.manifest.membership.voters == "named"
+    assert [node.index for node in swarm.honest] == list(range(LIAR_PEERS - 1))
+    assert swarm.liar is swarm.nodes[-1]
+    launches = [Launch(data_dir=node.folder, manifest=tmp_path / "swarm.toml") for node in swarm.nodes]
+    programs = programs_of(group)
+    lying = ["shoal.lab.bench.hostile_member" in command_of(programs, launch) for launch in launches]
+    assert lying == [False] * (LIAR_PEERS - 1) + [True]
+    assert swarm.lies == 0
+    told_of(swarm.liar.folder / STRIKE).write_bytes(b"...")
+    assert swarm.lies == 3
+
+
 # -- figures -------------------------------------------------------------------------------------------------
+
+
+LYING = Group(peers=7, codec="fp32", company="liar", lie="accuser")
 
 
 def test_delays_are_told_by_kind_and_whatever_failed_fails_the_whole() -> None:
@@ -413,6 +498,14 @@ def test_delays_are_told_by_kind_and_whatever_failed_fails_the_whole() -> None:
     assert (kills.runs, kills.delay_s) == (6, spread([delay for delay in delays if delay is not None]))
     assert summary(report, Path("out"))[-1] == "all is as it should be"
     assert not ok(report_of(1, runs, records[1:], {}, wall_s=9.0))
+    lied = [msgspec.structs.replace(one, run=msgspec.structs.replace(one.run, group=LYING)) for one in records]
+    silent = report_of(1, runs, lied, {}, wall_s=9.0)
+    assert (ok(silent), silent.lies) == (False, {LYING.name: 0})
+    assert summary(silent, Path("out"))[-1] == "FAILED     no liar has lied"
+    lied[3] = msgspec.structs.replace(lied[3], lies=5)
+    told = report_of(1, runs, lied, {}, wall_s=9.0)
+    assert (ok(told), told.lies) == (True, {LYING.name: 5})
+    assert f"liars      5 lies in {LYING.name}" in summary(told, Path("out"))
     assert RunRecord(run=runs[0]).problems == ("no round was recomputed",)
     assert RunRecord(run=runs[0], trouble="they stand still").problems == ("they stand still",)
     wrong = ("wrong_values", "forks", "broken_votes", "late_rounds", "unverified")
@@ -461,6 +554,8 @@ def test_the_bound_grows_with_what_there_is_to_notice() -> None:
     assert detection_bound_s(4, awaited=True) < kill < 3 * detection_bound_s(4)
     assert round_bound_s(peers=4, faults=2, cut=False, calm_s=0.5) > kill
     assert round_bound_s(peers=4, faults=1, cut=False, calm_s=1.5) >= kill + 2
+    beside = round_bound_s(peers=4, faults=1, cut=False, calm_s=0.5, lies=True)
+    assert beside == pytest.approx(kill + 2 * PROPOSE_TIMEOUT_S)  # a view after the one that the lost one led
 
 
 # -- orders in test mode -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from shoal.lab.campaigns.campaign_plan import CERTIFYING, Group, groups_of
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm
 from shoal.lab.campaigns.rounds import MARGIN, RoundJudge
 from shoal.lab.campaigns.settings import Soak
-from shoal.lab.campaigns.soak import drawn, gap_bound_s, run_soak, soak_manifest
+from shoal.lab.campaigns.soak import drawn, gap_bound_s, group_of, run_soak, soak_manifest
 from shoal.lab.campaigns.soak_faults import faults_of, inject_fault
 from shoal.lab.campaigns.soak_measures import (
     DESCRIPTORS_GROWTH,
@@ -51,6 +51,7 @@ from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, ok, to_
 from shoal.lab.cli.soak import fault_line, summary, verdict_line
 from shoal.node.reporting.events import Certified, Listening, RoundStarted, Started
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S
 from shoal.testnet import faults
 from shoal.testnet.check import Witness
 from shoal.testnet.faults import NotWhole
@@ -122,6 +123,18 @@ async def test_a_fault_that_was_not_got_over_is_told_and_so_is_the_one_beside_it
     assert told is not None
     assert sorted(told.split("; ")) == ["clock was not got over"] * (kind == "clock") + ["move was not got over"]
     assert sorted(set(done)) == sorted([f"{'restart' if kind == 'kill' else kind} 1", "move 3"])
+
+
+def test_a_liar_is_not_struck_and_nobody_beside_it_is_put_back_on_an_old_folder() -> None:
+    soak = Soak(nodes=7, seed=4, liar=True)
+    group = group_of(soak)
+    assert (group.company, len(group.honest)) == ("liar", 6)
+    strikes = drawn(soak, links=True)
+    assert {node for strike in strikes for node in strike.nodes} == set(group.honest)
+    assert {strike.kind for strike in strikes} == set(KINDS) - {"restore"}
+    with pytest.raises(ConfigError, match="cannot bear a fault beside a liar; take 7 or more"):
+        group_of(Soak(nodes=6, liar=True))
+    assert gap_bound_s(7, [1.0], 0.0, lies=True) > gap_bound_s(7, [1.0], 0.0) + PROPOSE_TIMEOUT_S
 
 
 def test_without_namespaces_nothing_is_done_to_links() -> None:
@@ -364,6 +377,17 @@ def test_a_node_that_is_behind_keeps_rounds_from_being_judged(tmp_path: Path) ->
     swarm.certify(0, 6)
     swarm.certify(1, 6)
     assert swarm.judge.ripe() == 5 - MARGIN
+
+
+def test_a_liar_is_neither_waited_for_nor_believed(tmp_path: Path) -> None:
+    swarm = Swarm(tmp_path, 5)
+    swarm.certify(0, 6)
+    swarm.certify(1, 6)
+    swarm.certify(2, 3, digest="other")
+    swarm.judge.liar = 2
+    assert swarm.judge.ripe() == 6 - MARGIN
+    swarm.judge.judge(4)
+    assert (swarm.judge.checked, swarm.judge.forks, swarm.judge.problems) == (4, 0, [])
 
 
 def test_a_wrong_value_is_found_and_its_files_stay(tmp_path: Path) -> None:
