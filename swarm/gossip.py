@@ -28,6 +28,7 @@ from shoal.swarm.gossip_packets import PACKET_LIMIT_BYTES
 from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import STRANGER_DEADLINE_S, Memory, PeerLimits
 from shoal.swarm.net_stream import NetStream, VarintFrames
+from shoal.swarm.peer_ids import libp2p_id
 from shoal.swarm.streams import Mailbox, MessageStream, Traffic
 from shoal.swarm.transport import running
 
@@ -422,7 +423,7 @@ class Gossip:
     def include(self, peer: PeerId) -> None:
         """A connected peer is admitted from now on, and written to if this runs."""
         if self._runs:
-            self._pubsub.include(ID.from_base58(peer))
+            self._pubsub.include(libp2p_id(peer))
 
     async def publish(self, topic: str, data: bytes) -> None:
         """Send `data` to the subscribers of `topic`.

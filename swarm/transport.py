@@ -31,6 +31,7 @@ from shoal.swarm.libp2p_parts import only_what_runs
 from shoal.swarm.limits import HALF_OPEN_LIMIT, Memory, PeerLimits
 from shoal.swarm.muxer import CLOSE_DEADLINE_S, CONNECTION_HANDSHAKE_DEADLINE_S, FOREIGN_ERRORS, Muxer, Wire
 from shoal.swarm.net_stream import AnyStream, NetStream, agree, peer_of, reset_quietly
+from shoal.swarm.peer_ids import libp2p_id
 from shoal.swarm.reaching.circuits import Circuits, is_relayed
 
 with only_what_runs():
@@ -238,7 +239,7 @@ class Network(Swarm):  # type: ignore[misc]
         handshake that was begun is work of both ends, which is lost if it is given up.
         Cancellation leaves no connection behind, or a complete one.
         """
-        peer_id = ID.from_base58(address.peer)
+        peer_id = libp2p_id(address.peer)
         taken = False
 
         def taken_now() -> None:
@@ -306,7 +307,7 @@ class Network(Swarm):  # type: ignore[misc]
 
         Raises NetworkError unless the far end proves to be the peer; the socket is closed then, and when cancelled.
         """
-        wire, peer_id = Wire(stream, self.memory), ID.from_base58(peer)
+        wire, peer_id = Wire(stream, self.memory), libp2p_id(peer)
         with trio.move_on_after(TAKE_OVER_DEADLINE_S), self._tracked(wire):
             try:
                 if dialled:
@@ -413,7 +414,7 @@ class Network(Swarm):  # type: ignore[misc]
 
     async def drop_peer(self, peer: PeerId) -> None:
         """Close whatever connects us to `peer`."""
-        for conn in self.get_connections(ID.from_base58(peer)):
+        for conn in self.get_connections(libp2p_id(peer)):
             await self.drop(conn)
 
     async def drop_connection_of(self, stream: AnyStream) -> None:
@@ -460,7 +461,7 @@ class Network(Swarm):  # type: ignore[misc]
 
     def connection(self, peer: PeerId) -> Any | None:
         """The live connection to a peer, or None."""
-        return self.link(ID.from_base58(peer))
+        return self.link(libp2p_id(peer))
 
     def link(self, peer_id: ID) -> Any | None:
         """The live connection to a peer, or None."""

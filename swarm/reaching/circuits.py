@@ -31,6 +31,7 @@ from shoal.swarm.muxer import (
     Muxer,
     read_bounded,
 )
+from shoal.swarm.peer_ids import libp2p_id
 
 with only_what_runs():
     from google.protobuf.message import DecodeError
@@ -112,7 +113,7 @@ async def reset(stream: Any) -> None:
 
 def circuit_peer(peer: PeerId) -> Any:
     """A PeerId as these messages have it."""
-    return CircuitPeer(id=ID.from_base58(peer).to_bytes())
+    return CircuitPeer(id=libp2p_id(peer).to_bytes())
 
 
 def peer_in(message: Any) -> PeerId | None:
