@@ -289,7 +289,7 @@ class RelayWatch:
     """Watch of a relay over the ways under one plan, to be looked at again and again.
 
     stall_s: the stall deadline. planned: bytes/s that one way should have; a way that is missing has no known rate.
-    own_lag_s: by how much longer this node waits, since it runs late itself.
+    late_s: by how much longer this node waits, as of `StallWatch`.
     """
 
     def __init__(
@@ -300,14 +300,14 @@ class RelayWatch:
         *,
         stall_s: float,
         planned: Mapping[Way, float],
-        own_lag_s: Callable[[], float],
+        late_s: Callable[[], float],
     ) -> None:
         self.plan = account.final_format.plan
         self._account = account
         self._reduction = reduction
         self._holding = holding
-        self._coming = StallWatch[Way](stall_s=stall_s, planned=planned, own_lag_s=own_lag_s)
-        self._going = StallWatch[Way](stall_s=stall_s, planned=planned, own_lag_s=own_lag_s)
+        self._coming = StallWatch[Way](stall_s=stall_s, planned=planned, late_s=late_s)
+        self._going = StallWatch[Way](stall_s=stall_s, planned=planned, late_s=late_s)
 
     def look(self, now: float) -> tuple[RelayedWay, ...]:
         """Return the ways of which something can be said at `now`, in the order of the ways."""

@@ -2,7 +2,8 @@
 
 A peer stalls when it owes something for the whole of the stall deadline and moves less meanwhile than a quarter of what
 it was planned with; where no rate is known, when it moves nothing. Time in which this node itself was suspended does
-not count: it saw nothing, so it accuses nobody. While it runs late it waits longer: what came may lie unread.
+not count: it saw nothing, so it accuses nobody. While it runs late it waits longer: what came may lie unread; and so it
+does while most others run late, which is no one's fault.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ Who = TypeVar("Who", bound=Hashable)
 class StallWatch(Generic[Who]):
     """One direction of one reduction.
 
-    planned: bytes/s by peer, or by way; one that is missing has no known rate. stall_s: the deadline. own_lag_s: by how
-    much longer this node waits, since it runs late itself.
+    planned: bytes/s by peer, or by way; one that is missing has no known rate. stall_s: the deadline. late_s: by how
+    much longer this node waits for all, since it or most others run late.
     """
 
     def __init__(
-        self, *, stall_s: float, planned: Mapping[Who, float], own_lag_s: Callable[[], float] = lambda: 0.0
+        self, *, stall_s: float, planned: Mapping[Who, float], late_s: Callable[[], float] = lambda: 0.0
     ) -> None:
-        self._stall_s = stall_s
-        self._own_lag_s = own_lag_s
+        self._stall_s = self._deadline_s = stall_s
+        self._late_s = late_s
         self._planned = planned
         self._looks: dict[Who, deque[tuple[float, int]]] = {}
         self._looked_at = float("-inf")
@@ -49,30 +50,26 @@ class StallWatch(Generic[Who]):
         self._looked_at = now
         for peer in self._looks.keys() - set(owing):
             del self._looks[peer]
-        deadline_s = self._deadline_s()
+        self._deadline_s = self._stall_s + self._late_s()
         for peer in owing:
             looks = self._looks.setdefault(peer, deque())
             looks.append((now, moved.get(peer, 0)))
-            while len(looks) > 1 and looks[1][0] <= now - deadline_s:
+            while len(looks) > 1 and looks[1][0] <= now - self._deadline_s:
                 looks.popleft()
 
     def lasting(self) -> set[Who]:
         """Peers or ways that have owed for the whole deadline, whatever they moved."""
-        deadline_s = self._deadline_s()
-        return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= deadline_s}
+        return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= self._deadline_s}
 
     def stalled(self) -> set[Who]:
         """Peers or ways that have owed for the whole deadline and moved too little."""
-        found, deadline_s = set(), self._deadline_s()
+        found = set()
         for peer, looks in self._looks.items():
             (began, before), (now, after) = looks[0], looks[-1]
             needed = max(1.0, STALL_SHARE * self._planned.get(peer, 0.0) * (now - began))
-            if now - began >= deadline_s and after - before < needed:
+            if now - began >= self._deadline_s and after - before < needed:
                 found.add(peer)
         return found
-
-    def _deadline_s(self) -> float:
-        return self._stall_s + self._own_lag_s()
 
 
 class BusyRate:

@@ -182,7 +182,7 @@ class Node:
             catchup=catchup,
             holds=holds,
             done=self._reduced,
-            own_lag_s=members.own_lag_s,
+            late_s=members.late_s,
         )
         resumption = Resumption(folder, send=self.trainer.send, on_progress=on_progress, always=self._keeps_round)
         self.parts = Parts(

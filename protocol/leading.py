@@ -52,12 +52,12 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.seats import first_by_group
 from shoal.protocol.terms import make_rollback
-from shoal.protocol.timeouts import Since, reduce_deadline_s
+from shoal.protocol.timeouts import Since, in_crowd, reduce_deadline_s
 from shoal.protocol.voting import holds_state
 
 RELAY_SETTLE_S = 3.0
-"""Time that a lone accusation stands before the lead believes that the fault lies between the two: long enough for the
-failure detector to suspect who is silent altogether."""
+"""Time that a lone accusation stands before the lead believes that the fault lies between the two, longer in a crowd:
+enough for the failure detector to suspect who is silent altogether."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Disputes:
     def _is_due(self, plan: Plan, dispute: Dispute, now: float) -> bool:
         facts = self._facts
         spoken = facts.accusations.spoken_of(plan, dispute, facts.alive)
-        return spoken or now - self._since[dispute] >= RELAY_SETTLE_S
+        return spoken or now - self._since[dispute] >= in_crowd(RELAY_SETTLE_S, len(plan.participants))
 
     def _is_spent(self, dispute: Dispute, without: Collection[Pair]) -> bool:
         """True if nothing more is tried about it."""
@@ -137,7 +137,7 @@ REPLAN_SETTLE_S = 0.2
 """Time that the lead waits after a death, or the second word against somebody, for what was already on its way:
 reports, other deaths, the word of the accused."""
 HELD_TIMEOUT_S = 4.0
-"""Time for a participant to say what it holds; who takes longer is evicted too."""
+"""Time for a participant to say what it holds, longer in a crowd; who takes longer is evicted too."""
 REPORT_GRACE_S = 3.0
 REPORT_GRACE_LIMIT_S = 30.0
 """A lead with a quorum of reports waits for the other living participants half as long again as the reduction took,
@@ -282,7 +282,8 @@ class Lead:
         facts = self._facts
         remaining = facts.remaining(plan) - eviction.evicted - lost
         silent = {p for p in remaining if not eviction.answered_by(facts.held.get(p))}
-        late = silent - {facts.me} if now - eviction.since >= HELD_TIMEOUT_S else set()
+        held_s = in_crowd(HELD_TIMEOUT_S, len(plan.participants))
+        late = silent - {facts.me} if now - eviction.since >= held_s else set()
         gone = {*lost, *late} - eviction.evicted
         unaware = self._unaware(plan, eviction, gone)
         if unaware:

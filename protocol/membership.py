@@ -696,15 +696,25 @@ class MembershipMachine:
         """How long a word of a peer is waited for, of which `deadline_s` is long enough where nobody is slow."""
         return max(self.pace * deadline_s, self._answer_s(watched, now)) + self.lag.waited_s(now)
 
+    def late_s(self, now: float) -> float:
+        """By how much longer than usual anybody is waited for: this node runs late, or most others answered late.
+
+        What one of several takes does not count: it could hold up the others.
+        """
+        return self.lag.waited_s(now) + WAITED_TIMES * self._usual_s(now)
+
     def _answer_s(self, watched: _Watched, now: float) -> float:
         """How long an answer is waited for where answers are late: as its own were, or as most peers' were of late.
 
         Most of whom this node pings it pings seldom, and knows no more of them than what it sees of the others.
         """
+        return WAITED_TIMES * max(self._usual_s(now), watched.round_trip.seconds(now))
+
+    def _usual_s(self, now: float) -> float:
+        """How late the answers of most were that answered lately."""
         others = (other.round_trip for other in self._peers.values())
         lately = sorted(trip.seconds(now) for trip in others if trip.noted_within(HALF_LIFE_S, now))
-        usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0
-        return WAITED_TIMES * max(usual_s, watched.round_trip.seconds(now))
+        return lately[(len(lately) - 1) // 2] if lately else 0.0
 
     def _ping(self, peer: PeerId, watched: _Watched, now: float) -> list[Effect]:
         """Ping `peer`. Of a live one an answer is expected as soon as its answers come; others just get their chance.

@@ -276,6 +276,10 @@ class Members:
         """Return by how much longer than usual this node waits for all, since it runs late itself."""
         return self.machine.lag.waited_s(trio.current_time())
 
+    def late_s(self) -> float:
+        """Return by how much longer than usual anybody is waited for, since this node or most others run late."""
+        return self.machine.late_s(trio.current_time())
+
     def suspected(self) -> frozenset[PeerId]:
         """Those of them that neither this node nor those it asked could reach."""
         return frozenset(self.machine.in_state(State.SUSPECT))

@@ -75,8 +75,8 @@ class Told:
 class Pace:
     """The pace of one revision of a reduction, from `now` on. `me` takes part in it.
 
-    earlier: how many plans of the same round this node has followed before. stall_s: the stall deadline. own_lag_s: by
-    how much longer this node waits, since it runs late itself.
+    earlier: how many plans of the same round this node has followed before. stall_s: the stall deadline. late_s: by
+    how much longer this node waits, as of `StallWatch`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Pace:
         now: float,
         *,
         earlier: int = 0,
-        own_lag_s: Callable[[], float] = lambda: 0.0,
+        late_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         plan = reduction.plan
         patience_s = min(doubled(STALL_S, max(plan.attempt, earlier)), STALL_LIMIT_S)
@@ -98,9 +98,9 @@ class Pace:
         self._reduction = reduction
         self._counters = counters
         self._peers = [peer for peer in plan.remaining if peer != me]
-        self._receiving = StallWatch[PeerId](stall_s=stall_s, planned=incoming, own_lag_s=own_lag_s)
-        self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, own_lag_s=own_lag_s)
-        self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, own_lag_s=own_lag_s)
+        self._receiving = StallWatch[PeerId](stall_s=stall_s, planned=incoming, late_s=late_s)
+        self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, late_s=late_s)
+        self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, late_s=late_s)
         self._quiet = StallWatch[PeerId](stall_s=QUIET_S, planned={})
         received, taken = _totals(counters.moved(peer) for peer in self._peers)
         self._download = BusyRate(now, received)

@@ -74,7 +74,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReductionDriver:
-    """Starts and stops reductions for the engine. own_lag_s: as of `Pace`."""
+    """Starts and stops reductions for the engine. late_s: as of `Pace`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ReductionDriver:
         catchup: CatchUp,
         holds: Holds,
         done: Done,
-        own_lag_s: Callable[[], float],
+        late_s: Callable[[], float],
     ) -> None:
         self._identity = identity
         self._lanes = lanes
@@ -93,7 +93,7 @@ class ReductionDriver:
         self._catchup = catchup
         self._holds = holds
         self._done = done
-        self._own_lag_s = own_lag_s
+        self._late_s = late_s
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](JOB_LIMIT)
         self._memory = PayloadPool(SPARE_BYTES)
         self._reduction: Reduction | None = None
@@ -426,7 +426,7 @@ class ReductionDriver:
         if self._reduction is reduction:
             earlier, self._plans_followed = self._plans_followed, self._plans_followed + 1
             me, now = self._identity.peer_id, time.monotonic()
-            self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier, own_lag_s=self._own_lag_s)
+            self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier, late_s=self._late_s)
             self._stall = NOBODY
             self._told.begin()
             self._relaying = self._watch_ways(reduction, self._pace.stall_s)
@@ -437,7 +437,7 @@ class ReductionDriver:
         if account is None or account.final_format.plan != reduction.plan:
             return None
         planned = planned_ways(reduction.plan, account.ways)
-        return RelayWatch(account, reduction, holding, stall_s=stall_s, planned=planned, own_lag_s=self._own_lag_s)
+        return RelayWatch(account, reduction, holding, stall_s=stall_s, planned=planned, late_s=self._late_s)
 
     def _keep_rates(self) -> None:
         if self._pace is not None:

@@ -33,7 +33,7 @@ class Relaying:
     def __init__(self) -> None:
         self.net, self.given, self.plan = four(RELAY)
         apart(self.net, (0, 1))
-        self.now = self.own_lag_s = 0.0
+        self.now = self.late_s = 0.0
         self.watch: RelayWatch | None = None
 
     def run(self) -> None:
@@ -52,7 +52,7 @@ class Relaying:
                 node.traffic.holding,
                 stall_s=STALL_S,
                 planned={},
-                own_lag_s=lambda: self.own_lag_s,
+                late_s=lambda: self.late_s,
             )
         ends_at = self.now + seconds
         ways = self.watch.look(self.now)
@@ -86,11 +86,11 @@ def test_who_sends_nothing_is_named_once_the_deadline_is_over() -> None:
 
 def test_relay_that_runs_late_itself_names_who_sends_or_takes_nothing_only_later() -> None:
     swarm = Relaying()
-    swarm.own_lag_s = 3.0
+    swarm.late_s = 3.0
     swarm.net.lose = loses(PASS_ON | 1)
     swarm.run()
     assert (0, 1) not in swarm.says()
-    assert swarm.says(swarm.own_lag_s)[0, 1] == NOTHING_CAME
+    assert swarm.says(swarm.late_s)[0, 1] == NOTHING_CAME
 
 
 def test_who_sends_contributions_and_no_finals_is_named() -> None:

@@ -1442,8 +1442,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "where most answer late each is waited for no longer",
         "tests/protocol/test_membership.py"
         "::test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_only_that_one",
-        "usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0",
-        "usual_s = 0.0",
+        "return lately[(len(lately) - 1) // 2] if lately else 0.0",
+        "return 0.0",
     ),
     bug(
         "who came midway has all others wait for all its steps",
@@ -1471,8 +1471,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "one that answers late has all others waited for",
         "tests/protocol/test_membership.py"
         "::test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_only_that_one",
-        "usual_s = lately[(len(lately) - 1) // 2] if lately else 0.0",
-        "usual_s = lately[-1] if lately else 0.0",
+        "return lately[(len(lately) - 1) // 2] if lately else 0.0",
+        "return lately[-1] if lately else 0.0",
     ),
     bug(
         "a change of voters is in force a round too late",
@@ -1799,5 +1799,25 @@ PROTOCOL: tuple[Bug, ...] = (
         "::test_as_long_as_nothing_is_planned_members_meet_where_more_than_half_of_the_living_are",
         "(planned or 2 * len(voters) > len(here))",
         "(planned or 2 * len(voters) >= len(here))",
+    ),
+    bug(
+        "in a crowd a lone accusation stands no longer than among few",
+        "tests/protocol/test_round_stalls.py"
+        "::test_in_a_crowd_a_lone_accusation_stands_for_longer_before_the_two_are_led_through_a_third",
+        "return spoken or now - self._since[dispute] >= in_crowd(RELAY_SETTLE_S, len(plan.participants))",
+        "return spoken or now - self._since[dispute] >= RELAY_SETTLE_S",
+    ),
+    bug(
+        "in a crowd all have to say what they hold as soon as among few",
+        "tests/protocol/test_round_stalls.py::test_in_a_crowd_a_participant_has_longer_to_say_what_it_holds",
+        "held_s = in_crowd(HELD_TIMEOUT_S, len(plan.participants))",
+        "held_s = HELD_TIMEOUT_S",
+    ),
+    bug(
+        "where most answer late nobody is waited for longer",
+        "tests/protocol/test_membership.py"
+        "::test_anybody_is_waited_for_longer_where_most_answer_late_or_this_node_does_and_not_where_one_does",
+        "return self.lag.waited_s(now) + WAITED_TIMES * self._usual_s(now)",
+        "return self.lag.waited_s(now)",
     ),
 )

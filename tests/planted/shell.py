@@ -478,7 +478,7 @@ SHELL: tuple[Bug, ...] = (
         "a driver that runs late accuses as soon as one that does not",
         "tests/node/rounds/test_reducing_stalls.py"
         "::test_who_owes_a_contribution_and_is_silent_is_accused_by_who_runs_late_itself_only_later",
-        "self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier, own_lag_s=self._own_lag_s)",
+        "self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier, late_s=self._late_s)",
         "self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier)",
     ),
     bug(
@@ -498,7 +498,7 @@ SHELL: tuple[Bug, ...] = (
         "a relay that runs late names who sends nothing as soon as one that does not",
         "tests/collectives/test_relay_account.py"
         "::test_relay_that_runs_late_itself_names_who_sends_or_takes_nothing_only_later",
-        "self._coming = StallWatch[Way](stall_s=stall_s, planned=planned, own_lag_s=own_lag_s)",
+        "self._coming = StallWatch[Way](stall_s=stall_s, planned=planned, late_s=late_s)",
         "self._coming = StallWatch[Way](stall_s=stall_s, planned=planned)",
     ),
     bug(
@@ -517,13 +517,13 @@ SHELL: tuple[Bug, ...] = (
     bug(
         "who runs late holds late finals against their owner as soon as ever",
         "tests/node/rounds/test_pace.py::test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too",
-        "self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, own_lag_s=own_lag_s)",
+        "self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, late_s=late_s)",
         "self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={})",
     ),
     bug(
         "who runs late accuses who takes nothing as soon as ever",
         "tests/node/rounds/test_pace.py::test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too",
-        "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, own_lag_s=own_lag_s)",
+        "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, late_s=late_s)",
         "self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing)",
     ),
     bug(

@@ -1071,6 +1071,30 @@ def test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_onl
     assert waited_s(late=4) > ACK_DEADLINE_S + 0.3
 
 
+def test_anybody_is_waited_for_longer_where_most_answer_late_or_this_node_does_and_not_where_one_does() -> None:
+    crowd = [name(index) for index in range(1, 6)]
+
+    def late_s(late: int) -> float:
+        machine = watching(*crowd)
+        machine.awaited = lambda: crowd
+        pings = {
+            effect.peer: said(effect, Ping) for _, effect in run_ticks(machine, 0.0, 1.15) if isinstance(effect, Say)
+        }
+        for peer in crowd[late:]:
+            machine.on_ack(peer, pings[peer].nonce, 0, 1.2)
+        run_ticks(machine, 1.25, 2.4)
+        for peer in crowd[:late]:
+            machine.on_ack(peer, pings[peer].nonce, 0, 2.5)
+        return machine.late_s(2.5)
+
+    assert late_s(0) == late_s(1) == 0.0
+    assert late_s(4) == pytest.approx(WAITED_TIMES * 1.5)
+    stopped = watching(*crowd)
+    run_ticks(stopped, 0.0, 1.0)
+    stopped.tick(3.0)
+    assert stopped.late_s(3.0) > 1.5
+
+
 def test_who_took_long_to_be_linked_is_waited_for_as_long_from_the_first_ping_on() -> None:
     """Of one that is new no answer is known, and where all are starting all are slow."""
 

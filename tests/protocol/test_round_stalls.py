@@ -9,15 +9,17 @@ import pytest
 
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import CloseOff, Effect, Repair
-from shoal.protocol.leading import RELAY_SETTLE_S, REPLAN_SETTLE_S
+from shoal.protocol.leading import HELD_TIMEOUT_S, RELAY_SETTLE_S, REPLAN_SETTLE_S
 from shoal.protocol.messages import (
+    Evict,
+    Held,
     Plan,
     Propose,
     ViewChange,
 )
 from shoal.protocol.planning import check_plan
 from shoal.protocol.round import RoundMachine
-from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S, SILENCE_S
+from shoal.protocol.timeouts import CROWD, PROPOSE_TIMEOUT_S, SILENCE_S
 from tests.protocol.round_lab import HANG_SEEN_S, RoundLab
 from tests.protocol.round_machines import (
     REDUCE_S,
@@ -161,6 +163,38 @@ def test_lone_accuser_is_not_believed() -> None:
     lead.receive(second.me, accuse(plan, accused.me), second_at)
     effects = lead.tick(second_at + REPLAN_SETTLE_S)
     assert [e.evicted for e in effects if isinstance(e, CloseOff)] == [{accused.me}]
+
+
+def test_in_a_crowd_a_lone_accusation_stands_for_longer_before_the_two_are_led_through_a_third() -> None:
+    _, machines, leader, plan = planned(2 * CROWD)
+    accuser, accused, *_ = (machines[n] for n in range(2 * CROWD) if n != leader)
+    lead = machines[leader]
+    assert lead.receive(accuser.me, accuse(plan, accused.me), 2.0) == []
+    lead.tick(2.0 + 2 * RELAY_SETTLE_S - 0.1)
+    assert lead.plan == plan
+    (repair,) = (e for e in lead.tick(2.0 + 2 * RELAY_SETTLE_S) if isinstance(e, Repair))
+    assert len(repair.plan.relays) == 1
+
+
+def test_in_a_crowd_a_participant_has_longer_to_say_what_it_holds() -> None:
+    _, machines, leader, plan = planned(2 * CROWD)
+    lead = machines[leader]
+    gone, slow, *others = (machines[n] for n in range(2 * CROWD) if n != leader)
+    for one in others[:2]:
+        lead.receive(one.me, accuse(plan, gone.me), 2.0)
+    effects = lead.tick(2.0 + REPLAN_SETTLE_S)
+    (asked,) = (effect for effect in effects if isinstance(effect, CloseOff))
+    (evict,) = (effect.message for effect in effects if sends(effect, Evict))
+    since = 2.0 + REPLAN_SETTLE_S
+    lead.closed_off(asked, (), since)
+    for one in others:
+        (asked,) = (effect for effect in one.receive(lead.me, evict, since) if isinstance(effect, CloseOff))
+        (held,) = (effect.message for effect in one.closed_off(asked, (), since) if sends(effect, Held))
+        lead.receive(one.me, held, since)
+    waited = lead.tick(since + 2 * HELD_TIMEOUT_S - 0.1)
+    assert not [effect for effect in waited if isinstance(effect, CloseOff)]
+    late = lead.tick(since + 2 * HELD_TIMEOUT_S + 0.1)
+    assert [effect.evicted for effect in late if isinstance(effect, CloseOff)] == [{gone.me, slow.me}]
 
 
 def test_lone_accuser_is_believed_of_whom_the_detector_suspects_too() -> None:

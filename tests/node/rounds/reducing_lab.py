@@ -143,9 +143,9 @@ class Mesh:
     """
 
     def __init__(
-        self, folder: Path, count: int, *, holds: dict[int, tuple[Hold, ...]] | None = None, own_lag_s: float = 0.0
+        self, folder: Path, count: int, *, holds: dict[int, tuple[Hold, ...]] | None = None, late_s: float = 0.0
     ) -> None:
-        self.own_lag_s = own_lag_s
+        self.late_s = late_s
         self.events = EventLog(folder / "events.jsonl")
         self.contributions = [EncodedContribution.encode(vector(n), GRID, "int8") for n in range(count)]
         self.identities = [identity(n + 1) for n in range(count)]
@@ -174,7 +174,7 @@ class Mesh:
             catchup=self.catchups[n],  # type: ignore[arg-type]
             holds=self.holds[n],
             done=done,
-            own_lag_s=lambda: self.own_lag_s,
+            late_s=lambda: self.late_s,
         )
 
     def ensurer(self, me: PeerId) -> Callable[..., Awaitable[None]]:

@@ -38,7 +38,7 @@ class Scene:
     step: int = 1
     uploads: dict[PeerId, int] = field(default_factory=dict)
     downloads: dict[PeerId, int] = field(default_factory=dict)
-    own_lag_s: float = 0.0
+    late_s: float = 0.0
     now: float = 0.0
     bytes: dict[PeerId, int] = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class Scene:
             ME,
             0.0,
             earlier=self.earlier,
-            own_lag_s=lambda: self.own_lag_s,
+            late_s=lambda: self.late_s,
         )
         self.plan: Plan = plan
 
@@ -123,9 +123,9 @@ def test_node_that_waits_for_nothing_that_comes_accuses_and_has_no_excuse() -> N
 
 @pytest.mark.parametrize("owed", ["contributions", "finals", "queued"])
 def test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too(owed: str) -> None:
-    stall_s, own_lag_s = STALL_S + (LATE_S if owed == "finals" else 0.0), 3.0
-    scene = Scene(own_lag_s=own_lag_s, **{owed: frozenset({SLOW})})  # type: ignore[arg-type]
-    assert scene.look(stall_s + own_lag_s - 2 * LOOK_S) == Stall(NOBODY, NOBODY)
+    stall_s, late_s = STALL_S + (LATE_S if owed == "finals" else 0.0), 3.0
+    scene = Scene(late_s=late_s, **{owed: frozenset({SLOW})})  # type: ignore[arg-type]
+    assert scene.look(stall_s + late_s - 2 * LOOK_S) == Stall(NOBODY, NOBODY)
     stall = scene.look(4 * LOOK_S)
     assert stall.peers | stall.late == {SLOW}
 

@@ -22,11 +22,11 @@ __all__ = ["clock"]
 # -- stalls --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own_lag_s", [0.0, 3.0])
+@pytest.mark.parametrize("late_s", [0.0, 3.0])
 async def test_who_owes_a_contribution_and_is_silent_is_accused_by_who_runs_late_itself_only_later(
-    tmp_path: Path, clock: Clock, own_lag_s: float
+    tmp_path: Path, clock: Clock, late_s: float
 ) -> None:
-    mesh = Mesh(tmp_path, 3, own_lag_s=own_lag_s)
+    mesh = Mesh(tmp_path, 3, late_s=late_s)
     mute = mesh.peers[2]
     mesh.lose = lambda sender, header: sender == mute
     async with mesh.running():
@@ -36,7 +36,7 @@ async def test_who_owes_a_contribution_and_is_silent_is_accused_by_who_runs_late
         assert reduction is not None
         await until(lambda: reduction.waiting_for().contributions == {mute})
         assert driver.stalled() is None
-        await clock.pass_time(mesh, STALL_S + own_lag_s - 0.5)
+        await clock.pass_time(mesh, STALL_S + late_s - 0.5)
         assert driver.stalled() is None
         await clock.pass_time(mesh, 1.0)
         # The other's finals are missing too, since it waits for the mute one itself; they are late only later.
