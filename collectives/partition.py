@@ -61,21 +61,42 @@ def partners(peers: Collection[PeerId], owners: Collection[PeerId], me: PeerId) 
     return frozenset(peers if me in owners else owners) - {me}
 
 
-def plan_partners(plan: Plan, me: PeerId) -> frozenset[PeerId]:
-    """Peers that remain in `plan` with whom `me` exchanges payloads."""
-    return partners(plan.remaining, {plan.participants[owned.owner].peer for owned in plan.owners}, me)
+def owners_in(plan: Plan) -> frozenset[PeerId]:
+    """Participants of `plan` that own chunks."""
+    return frozenset(plan.participants[owned.owner].peer for owned in plan.owners)
 
 
-def expected_partners(
-    peers: Collection[PeerId], rates: Mapping[PeerId, tuple[int, int]], chunks: int, me: PeerId
+def expected_owners(
+    peers: Collection[PeerId], rates: Mapping[PeerId, tuple[int, int]], chunks: int
 ) -> frozenset[PeerId]:
-    """Those of `peers` with whom `me` is going to exchange payloads, if these and `me` are a plan over `chunks`.
+    """Those of `peers` who are going to own chunks, if these are a plan over so many.
 
     rates: (upload, download) bytes/s, as far as they are known. Others have a say in the plan: it may be a wrong guess.
     """
-    order = sorted({*peers, me})
+    order = sorted(peers)
     ranges = deal([rates.get(peer, (0, 0)) for peer in order], chunks)
-    return partners(peers, {order[owned.owner] for owned in ranges}, me)
+    return frozenset(order[owned.owner] for owned in ranges)
+
+
+def dials_first(me: PeerId, peer: PeerId, owners: Collection[PeerId]) -> bool:
+    """True if of two that both want a lane `me` is to make it: who owns no chunk, for an owner is dialled by many.
+
+    Of two owners, or of none, it is one or the other, by their names, and so for each about as often as not.
+    """
+    if (me in owners) != (peer in owners):
+        return peer in owners
+    return (me < peer) == ((ord(me[-1]) + ord(peer[-1])) % 2 == 0)
+
+
+def dialling_order(partners: Collection[PeerId], everybody: Collection[PeerId], me: PeerId) -> list[PeerId]:
+    """`partners`, in the order in which `me`, one of `everybody`, makes lanes to them ahead.
+
+    Around the ring of their names, of which each begins at its own place: so nobody is everyone's first, where a few
+    own all chunks; and where all are partners each begins with who comes after it, and of two one dials.
+    """
+    ring, place = sorted(partners), sorted(everybody).index(me)
+    start = -(-place * len(ring) // len(everybody))
+    return ring[start:] + ring[:start]
 
 
 def sending_order(owners: Sequence[int], me: int, participants: int) -> Iterator[int]:

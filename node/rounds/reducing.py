@@ -18,7 +18,7 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.frame_relay import RelayWatch
 from shoal.collectives.memory import PayloadPool
-from shoal.collectives.partition import expected_partners, plan_partners
+from shoal.collectives.partition import dialling_order, dials_first, expected_owners, owners_in, partners
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes
@@ -30,7 +30,7 @@ from shoal.protocol.backoff import Backoff
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import NO_HASH, ChunkResults, Held, Plan, RelayedWay, Value
-from shoal.protocol.timeouts import in_crowd
+from shoal.protocol.timeouts import CROWD, in_crowd
 from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
 
@@ -99,6 +99,8 @@ class ReductionDriver:
         self._reduction: Reduction | None = None
         self._nodes = 0
         """That reduce together, or are about to."""
+        self._owners = frozenset[PeerId]()
+        """Those of them that own chunks."""
         self._making = trio.CapacityLimiter(LANES_AT_ONCE)
         self._rates_by_peer: dict[PeerId, tuple[int, int]] = {}
         """As the last plan had them: how the next one will deal the chunks."""
@@ -252,20 +254,21 @@ class ReductionDriver:
         """Have lanes to those with whom this node is going to exchange payloads, while everyone trains.
 
         That is with owners of `chunks`, as they are going to be dealt if all `peers` take part: another lane is made
-        when something is posted to it. Each begins with who comes after it in the order of PeerIds, and goes round: so
-        that of two one dials. Who was reached through another is left to the next plan, which says whether to try.
+        when something is posted to it. Who was reached through another is left to the next plan, which says whether to
+        try.
         """
         me, self._nodes = self._identity.peer_id, len(peers) + 1
-        peers = expected_partners(peers, self._rates_by_peer, chunks, me)
+        self._owners = expected_owners({*peers, me}, self._rates_by_peer, chunks)
+        wanted = partners(peers, self._owners, me) - self._relayed_paths.keys()
         self._bringing_up.cancel()
         self._bringing_up = trio.CancelScope()
-        around = sorted(peers - self._relayed_paths.keys(), key=lambda peer: (peer < me, peer))
+        around = dialling_order(wanted, {*peers, me}, me)
         self._jobs.send_nowait(partial(self._bring_up_lanes, around, self._bringing_up))
 
     async def _bring_up_lanes(self, peers: Sequence[PeerId], scope: trio.CancelScope) -> None:
         """One after another: nobody waits, and many who begin together have little time for each."""
         with scope:
-            for peer in peers:
+            for peer in filter(self._dials, peers):
                 await self._try_lane(peer)  # in vain it says nothing yet of who is out of reach
 
     def _finished(self, lineage: bytes) -> None:
@@ -314,8 +317,9 @@ class ReductionDriver:
         return frozenset(peer for peer in peers if any(lane.is_local for lane in self._lanes.lanes_of(peer)))
 
     async def _run_reduction(self, reduction: Reduction) -> None:
-        partners = plan_partners(reduction.plan, self._identity.peer_id)
-        hops, are_up = {self._traffic.next_hop(peer) for peer in partners}, trio.Event()
+        self._owners = owners_in(reduction.plan)
+        others = partners(reduction.plan.remaining, self._owners, self._identity.peer_id)
+        hops, are_up = {self._traffic.next_hop(peer) for peer in others}, trio.Event()
         self._jobs.send_nowait(partial(self._have_lanes, hops, are_up))
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
             await are_up.wait()
@@ -325,8 +329,13 @@ class ReductionDriver:
     async def _have_lanes(self, peers: Iterable[PeerId], are_up: trio.Event) -> None:
         async with trio.open_nursery() as nursery:
             for peer in peers:
-                nursery.start_soon(self.ensure_lane, peer)
+                nursery.start_soon(self._have_lane, peer)
         are_up.set()
+
+    async def _have_lane(self, peer: PeerId) -> None:
+        """Have a lane to `peer` if it can be had, made by whichever of the two is to."""
+        if self._dials(peer) or not await self._comes(peer):
+            await self.ensure_lane(peer)
 
     # -- peers that are reached through another --------------------------------------------------------------
 
@@ -421,6 +430,21 @@ class ReductionDriver:
             return False
         self.unreachable.discard(peer)
         return True
+
+    def _dials(self, peer: PeerId) -> bool:
+        """True if this node is to make a lane to `peer`, and not to leave it to that one: in a crowd, where it counts.
+
+        A lane that both make is work for both, of which they have too much there. Once something is to be sent over one
+        that is not there, it is made by who has to send.
+        """
+        return self._nodes <= CROWD or dials_first(self._identity.peer_id, peer, self._owners)
+
+    async def _comes(self, peer: PeerId) -> bool:
+        """Leave it to `peer` for a while to make a lane; returns whether it did."""
+        came = await self._lanes.comes(peer, within_s=in_crowd(LANE_DEADLINE_S, self._nodes) / 2)
+        if came:
+            self.unreachable.discard(peer)
+        return came
 
     def _begin_pace(self, reduction: Reduction) -> None:
         if self._reduction is reduction:

@@ -185,6 +185,13 @@ class LanePool:
             self._jobs.send_nowait(partial(self._meet, asked.via))
         return encode_handshake(answer)
 
+    async def comes(self, peer: PeerId, *, within_s: float) -> bool:
+        """Leave it to `peer` to dial for so long; returns whether there are as many lanes as the limits begin with."""
+        with trio.move_on_after(within_s):
+            while not self._satisfied(peer, self._limits.lanes_per_peer):
+                await self._adopted.wait()
+        return self._satisfied(peer, self._limits.lanes_per_peer)
+
     async def ensure(self, peer: PeerId, *, deadline_s: float) -> None:
         """Have as many usable lanes to `peer` as the limits begin with, dialling where they lack.
 

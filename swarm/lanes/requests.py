@@ -28,6 +28,9 @@ from shoal.swarm.questions import REQUEST_DEADLINE_S, answer, ask, hear
 from shoal.swarm.streams import MessageStream
 
 LANE_PROTOCOL: Final = "/shoal/lane/1"
+LANE_REQUEST_DEADLINE_S: Final = 30.0
+"""Whoever wants a lane says for how long, and gives up then. Sooner would be in vain: whatever else may lead to a peer
+that does not answer begins with another question of the same connection, for which it has no more time."""
 REQUEST_LIMIT_BYTES: Final = 64 << 10
 """Of what is asked for a lane, and of the answer."""
 SHARE_PROTOCOL: Final = "/shoal/share/1"
@@ -46,7 +49,7 @@ class SharedAnswer(Message, frozen=True, kw_only=True):
 async def request_lane(host: Host, peer: PeerId, request: bytes) -> bytes:
     """The answer of the pool of `peer` to what this node's asks. Raises NetworkError."""
     return await host.request(
-        peer, LANE_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=REQUEST_LIMIT_BYTES
+        peer, LANE_PROTOCOL, request, deadline_s=LANE_REQUEST_DEADLINE_S, limit_bytes=REQUEST_LIMIT_BYTES
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.collectives.grid import Grid
-from shoal.collectives.partition import CAP_FAIR_SHARES, EVEN_FACTOR, deal, owner_by_chunk
+from shoal.collectives.partition import CAP_FAIR_SHARES, EVEN_FACTOR, deal, dialling_order, owner_by_chunk
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import NO_HASH, OwnedRange, Participant, Plan
@@ -87,6 +87,23 @@ def test_deal_to_nobody_is_our_bug() -> None:
 def owned(owners: tuple[OwnedRange, ...]) -> Plan:
     peers = [PeerId(f"12D3Koo{i:045d}") for i in range(2)]
     return plan_with((Participant(p, 1, 1, NO_HASH) for p in peers), Grid(40, 10), owners=owners)
+
+
+def test_where_a_few_own_all_chunks_no_owner_is_everyones_first_to_dial() -> None:
+    everybody = [PeerId(f"{number:02}") for number in range(64)]
+    for owners in (everybody[:13], everybody[-13:], everybody[::5]):
+        orders = [dialling_order(owners, everybody, me) for me in everybody if me not in owners]
+        assert all(sorted(order) == owners for order in orders)
+        for turn in range(len(owners)):
+            of_turn = [order[turn] for order in orders]
+            assert max(of_turn.count(owner) for owner in owners) <= 5  # of 51, where four or so are a fair share
+
+
+def test_where_all_are_partners_each_begins_with_who_comes_after_it() -> None:
+    everybody = [PeerId(name) for name in "abcdefg"]
+    for place, me in enumerate(everybody):
+        others = [peer for peer in everybody if peer != me]
+        assert dialling_order(others, everybody, me) == everybody[place + 1 :] + everybody[:place]
 
 
 def test_owner_by_chunk_reads_the_ranges() -> None:

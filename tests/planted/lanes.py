@@ -138,4 +138,17 @@ LANES: tuple[Bug, ...] = (
         self._check_up()
         """,
     ),
+    bug(
+        "a lane is asked for no longer than any short question",
+        "tests/swarm/lanes/test_requests.py::test_a_lane_is_asked_for_as_long_as_anybody_waits_for_one",
+        "peer, LANE_PROTOCOL, request, deadline_s=LANE_REQUEST_DEADLINE_S, limit_bytes=REQUEST_LIMIT_BYTES",
+        "peer, LANE_PROTOCOL, request, deadline_s=REQUEST_DEADLINE_S, limit_bytes=REQUEST_LIMIT_BYTES",
+    ),
+    bug(
+        "who leaves it to the other to dial does not see the lane that comes",
+        "tests/swarm/lanes/test_pool.py"
+        "::test_who_leaves_it_to_the_other_to_dial_has_the_lane_that_comes_or_says_that_none_did",
+        "return self._satisfied(peer, self._limits.lanes_per_peer)",
+        "return False",
+    ),
 )

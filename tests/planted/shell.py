@@ -427,20 +427,20 @@ SHELL: tuple[Bug, ...] = (
     bug(
         "in a plan lanes are made to everybody",
         "tests/node/rounds/test_reducing.py::test_who_owns_no_chunk_makes_lanes_only_to_owners",
-        "partners = plan_partners(reduction.plan, self._identity.peer_id)",
-        "partners = frozenset(reduction.plan.remaining) - {self._identity.peer_id}",
+        "others = partners(reduction.plan.remaining, self._owners, self._identity.peer_id)",
+        "others = frozenset(reduction.plan.remaining) - {self._identity.peer_id}",
     ),
     bug(
         "lanes are brought up to everybody",
         "tests/node/rounds/test_reducing.py::test_lanes_are_brought_up_only_where_one_of_the_two_will_own_chunks",
-        "peers = expected_partners(peers, self._rates_by_peer, chunks, me)",
-        "",
+        "self._owners = expected_owners({*peers, me}, self._rates_by_peer, chunks)",
+        "self._owners = frozenset({*peers, me})",
     ),
     bug(
         "who will own chunks is guessed as if nobody's rates were known",
         "tests/node/rounds/test_reducing.py::test_who_will_own_chunks_goes_by_the_rates_of_the_last_plan",
-        "peers = expected_partners(peers, self._rates_by_peer, chunks, me)",
-        "peers = expected_partners(peers, {}, chunks, me)",
+        "self._owners = expected_owners({*peers, me}, self._rates_by_peer, chunks)",
+        "self._owners = expected_owners({*peers, me}, {}, chunks)",
     ),
     bug(
         "all lanes of a node are made at once",
@@ -464,15 +464,15 @@ SHELL: tuple[Bug, ...] = (
         "of two that come together both dial",
         "tests/node/rounds/test_reducing.py"
         "::test_lanes_are_brought_up_ahead_by_one_of_two_each_beginning_with_who_comes_after_it",
-        "around = sorted(peers - self._relayed_paths.keys(), key=lambda peer: (peer < me, peer))",
-        "around = sorted(peers - self._relayed_paths.keys())",
+        "around = dialling_order(wanted, {*peers, me}, me)",
+        "around = sorted(wanted)",
     ),
     bug(
         "a pair that is relayed is dialled with every round that begins",
         "tests/node/rounds/test_reducing_repair.py"
         "::test_pair_that_is_relayed_is_not_dialled_with_every_round_that_begins",
-        "around = sorted(peers - self._relayed_paths.keys(), key=lambda peer: (peer < me, peer))",
-        "around = sorted(peers, key=lambda peer: (peer < me, peer))",
+        "wanted = partners(peers, self._owners, me) - self._relayed_paths.keys()",
+        "wanted = partners(peers, self._owners, me)",
     ),
     bug(
         "a driver that runs late accuses as soon as one that does not",
@@ -542,5 +542,30 @@ SHELL: tuple[Bug, ...] = (
         "tests/node/gossip/test_engine.py::test_who_is_to_leave_while_a_snapshot_comes_leaves_at_once_and_has_no_state",
         "self._obtaining.cancel()  # a snapshot may take hours to come",
         "pass",
+    ),
+    bug(
+        "in a crowd both of two dial",
+        "tests/node/rounds/test_reducing.py::test_in_a_crowd_one_of_two_dials_and_the_other_only_where_no_lane_comes",
+        "if self._dials(peer) or not await self._comes(peer):",
+        "if True:",
+    ),
+    bug(
+        "in a crowd who leaves it to the other to dial never dials",
+        "tests/node/rounds/test_reducing.py::test_in_a_crowd_one_of_two_dials_and_the_other_only_where_no_lane_comes",
+        "if self._dials(peer) or not await self._comes(peer):",
+        "if self._dials(peer):",
+    ),
+    bug(
+        "an owner of chunks is to dial all who own none",
+        "tests/node/rounds/test_reducing.py"
+        "::test_of_two_one_is_first_to_dial_and_who_owns_nothing_where_the_other_owns",
+        "return peer in owners",
+        "return me in owners",
+    ),
+    bug(
+        "where a few own all chunks everybody dials the same owner first",
+        "tests/collectives/test_partition.py::test_where_a_few_own_all_chunks_no_owner_is_everyones_first_to_dial",
+        "start = -(-place * len(ring) // len(everybody))",
+        "start = 0",
     ),
 )

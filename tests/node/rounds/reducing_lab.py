@@ -111,11 +111,17 @@ class FakeLane:
     is_local: bool = True
 
 
+async def _comes_not(peer: PeerId, *, within_s: float) -> bool:
+    """Nobody dials by itself."""
+    return False
+
+
 @dataclass
 class FakeLanes:
     """What a driver sees of a node's lanes; `looks` counts how often it asked what has moved."""
 
     ensure: Callable[..., Awaitable[None]]
+    comes: Callable[..., Awaitable[bool]] = field(default=_comes_not)
     received: dict[PeerId, int] = field(default_factory=dict)
     dropped: list[PeerId] = field(default_factory=list)
     queued: dict[PeerId, int] = field(default_factory=dict)

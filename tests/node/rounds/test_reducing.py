@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from shoal.collectives.finals import Finals, UseFinal
+from shoal.collectives.partition import dials_first
 from shoal.collectives.reduce import Reduction
 from shoal.node.options import Hold
 from shoal.node.rounds import reducing
@@ -124,9 +125,58 @@ async def test_few_lanes_are_made_at_once_and_in_a_crowd_each_is_given_longer(tm
         assert most == LANES_AT_ONCE
         assert deadlines == [LANE_DEADLINE_S] * 3 * LANES_AT_ONCE
         deadlines.clear()
-        driver.bring_up_lanes(frozenset(PeerId(f"peer {number}") for number in range(3 * CROWD - 1)), ALL_OWN)
-        await until(lambda: len(deadlines) == 3 * CROWD - 1)
-        assert set(deadlines) == {3 * LANE_DEADLINE_S}
+        crowd = frozenset(PeerId(f"peer {number}") for number in range(3 * CROWD - 1))
+        dialled = [peer for peer in crowd if dials_first(mesh.peers[0], peer, {*crowd, mesh.peers[0]})]
+        assert 0.3 < len(dialled) / len(crowd) < 0.7
+        driver.bring_up_lanes(crowd, ALL_OWN)
+        await until(lambda: len(deadlines) >= len(dialled))
+        await trio.testing.wait_all_tasks_blocked()
+        assert deadlines == [3 * LANE_DEADLINE_S] * len(dialled)
+
+
+async def test_in_a_crowd_one_of_two_dials_and_the_other_only_where_no_lane_comes(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, 2)
+    lanes, driver, me = mesh.lanes[0], mesh.drivers[0], mesh.peers[0]
+    crowd = [PeerId(f"peer {number}") for number in range(2 * CROWD - 1)]
+    asked, left = list[PeerId](), list[tuple[PeerId, float]]()
+    comes = True
+
+    async def ensure(peer: PeerId, *, deadline_s: float) -> None:
+        asked.append(peer)
+
+    async def comes_by_itself(peer: PeerId, *, within_s: float) -> bool:
+        left.append((peer, within_s))
+        return comes
+
+    lanes.ensure, lanes.comes = ensure, comes_by_itself
+    async with mesh.running():
+        driver.bring_up_lanes(frozenset(crowd), 2)  # this node and another own all
+        await trio.testing.wait_all_tasks_blocked(cushion=0.02)
+        other = next(iter(driver._owners - {me}))
+        assert me in driver._owners
+        assert asked == [peer for peer in [other] if dials_first(me, peer, driver._owners)]
+        asked.clear()
+        stranger = next(peer for peer in crowd if peer != other)
+        driver.unreachable = {stranger}
+        await driver._have_lanes({stranger}, trio.Event())
+        assert (asked, left, driver.unreachable) == ([], [(stranger, pytest.approx(LANE_DEADLINE_S))], set())
+        assert await driver.ensure_lane(stranger), "something is to be sent"
+        assert (asked, len(left)) == ([stranger], 1)
+        comes = False
+        await driver._have_lanes({stranger}, trio.Event())
+        assert (asked, len(left)) == ([stranger] * 2, 2)
+
+
+@pytest.mark.parametrize("owners", ["ab", "a", ""])
+def test_of_two_one_is_first_to_dial_and_who_owns_nothing_where_the_other_owns(owners: str) -> None:
+    names = [PeerId(f"{first}{last}") for first in "ab" for last in "0123456789"]
+    own = {name for name in names if name[0] in owners}
+    pairs = [(one, other) for one in names for other in names if one != other]
+    assert all(dials_first(one, other, own) != dials_first(other, one, own) for one, other in pairs)
+    assert all(dials_first(one, other, own) for one, other in pairs if other in own and one not in own)
+    if owners != "a":
+        share = [sum(dials_first(one, other, own) for other in names if other != one) for one in names]
+        assert 5 <= min(share) <= max(share) <= 14
 
 
 async def test_lanes_that_cannot_be_brought_up_ahead_keep_nobody_from_the_others_nor_count_as_out_of_reach(

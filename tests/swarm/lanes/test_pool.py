@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import trio
+import trio.testing
 from msgspec.structs import replace
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
@@ -217,6 +218,24 @@ async def test_pool_simultaneous_dials_leave_one_lane(attempt: int) -> None:
         await until(lambda: len(lanes_of(alice, BOB)) == len(lanes_of(bob, ALICE)) == 1)
         assert all(error is None for _, error in net.sinks[ALICE].closed.queue)
         assert all(error is None for _, error in net.sinks[BOB].closed.queue)
+
+
+async def test_who_leaves_it_to_the_other_to_dial_has_the_lane_that_comes_or_says_that_none_did() -> None:
+    async with alice_and_bob() as (net, alice, bob):
+        assert not await bob.comes(ALICE, within_s=0.02)
+        assert net.requests == 0
+        came: list[bool] = []
+
+        async def wait() -> None:
+            came.append(await bob.comes(ALICE, within_s=WAIT_S))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            await alice.ensure(BOB, deadline_s=WAIT_S)
+        assert came == [True]
+        assert await bob.comes(ALICE, within_s=0.0)
+        assert net.requests == 1
 
 
 async def test_pool_settles_on_the_lower_side_only() -> None:

@@ -11,14 +11,17 @@ import msgspec
 import pytest
 import trio
 
+from shoal.node.rounds.reducing import LANE_DEADLINE_S
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.messages import MEMBER_LIMIT
+from shoal.protocol.timeouts import in_crowd
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.lane import Lane
-from shoal.swarm.lanes.pool import LanePool
-from shoal.swarm.lanes.requests import SHARE_PROTOCOL, LaneRequests, SharedAnswer
+from shoal.swarm.lanes.pool import SUMMONED_DIAL_DEADLINE_S, LanePool
+from shoal.swarm.lanes.requests import SHARE_PROTOCOL, LaneRequests, SharedAnswer, request_lane
 from shoal.swarm.lanes.shared import SHARED_LEAST_BYTES, SharedOut
 from shoal.swarm.streams import MessageStream
 from tests.swarm.lane_ends import FAR, WAIT_S, RecordingSink
@@ -88,6 +91,20 @@ async def send(near: Node, far: Node, data: bytes) -> None:
     near.lane_to(far).post(LARGE, data)
     header, received = await trio.to_thread.run_sync(lambda: far.sink.frames.get(timeout=WAIT_S))
     assert (header, received) == (LARGE, data)
+
+
+@on_trio
+async def test_a_lane_is_asked_for_as_long_as_anybody_waits_for_one() -> None:
+    asked: list[float] = []
+
+    class Asked:
+        async def request(self, peer: PeerId, protocol: str, payload: bytes, *, deadline_s: float, **_: Any) -> bytes:
+            asked.append(deadline_s)
+            return b""
+
+    await request_lane(Asked(), Identity.generate().peer_id, b"")  # type: ignore[arg-type]
+    assert asked[0] >= in_crowd(LANE_DEADLINE_S, MEMBER_LIMIT)
+    assert asked[0] >= SUMMONED_DIAL_DEADLINE_S
 
 
 @on_trio
