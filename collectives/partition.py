@@ -92,7 +92,7 @@ def dialling_order(partners: Collection[PeerId], everybody: Collection[PeerId], 
     """`partners`, in the order in which `me`, one of `everybody`, makes lanes to them ahead.
 
     Around the ring of their names, of which each begins at its own place: so nobody is everyone's first, where a few
-    own all chunks; and where all are partners each begins with who comes after it, and of two one dials.
+    own all chunks; and where all are partners each begins with who comes after it, so that of two one is mostly first.
     """
     ring, place = sorted(partners), sorted(everybody).index(me)
     start = -(-place * len(ring) // len(everybody))

@@ -3,7 +3,7 @@
 A peer stalls when it owes something for the whole of the stall deadline and moves less meanwhile than a quarter of what
 it was planned with; where no rate is known, when it moves nothing. Time in which this node itself was suspended does
 not count: it saw nothing, so it accuses nobody. While it runs late it waits longer: what came may lie unread; and so it
-does while most others run late, which is no one's fault.
+does while most others answer late, which is no one's fault.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StallWatch(Generic[Who]):
     """One direction of one reduction.
 
     planned: bytes/s by peer, or by way; one that is missing has no known rate. stall_s: the deadline. late_s: by how
-    much longer this node waits for all, since it or most others run late.
+    much longer this node waits for all, since it runs late or most others answer late.
     """
 
     def __init__(

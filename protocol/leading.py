@@ -16,7 +16,8 @@ Safety never depends on any of it (see agreement.py).
 
 Lone accusations. The two are given another path, and another, until it shows who is at fault:
 
-    a lone accusation stands for RELAY_SETTLE_S        ─► the pair is led through a third
+    a lone accusation stands for RELAY_SETTLE_S, and   ─► the pair is led through a third
+    longer in a crowd
     it is repeated there, and the third has spoken,
     or has not for RELAY_SETTLE_S                      ─► through the next third
     no third is left, or enough were tried             ─► one of the two goes (`Accusations.loser`)

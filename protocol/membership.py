@@ -65,7 +65,7 @@ from __future__ import annotations
 import enum
 import math
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -699,22 +699,20 @@ class MembershipMachine:
     def late_s(self, now: float) -> float:
         """By how much longer than usual anybody is waited for: this node runs late, or most others answered late.
 
-        What one of several takes does not count: it could hold up the others.
+        Where some come first it is they who count: else strangers, of whom anybody can be many, could hold up all. What
+        one of several takes does not count either.
         """
-        return self.lag.waited_s(now) + WAITED_TIMES * self._usual_s(now)
+        first = self.first()
+        trips = [watched.round_trip for peer, watched in self._peers.items() if not first or peer in first]
+        return max(self.lag.waited_s(now), WAITED_TIMES * _usual_s(trips, now))
 
     def _answer_s(self, watched: _Watched, now: float) -> float:
         """How long an answer is waited for where answers are late: as its own were, or as most peers' were of late.
 
         Most of whom this node pings it pings seldom, and knows no more of them than what it sees of the others.
         """
-        return WAITED_TIMES * max(self._usual_s(now), watched.round_trip.seconds(now))
-
-    def _usual_s(self, now: float) -> float:
-        """How late the answers of most were that answered lately."""
-        others = (other.round_trip for other in self._peers.values())
-        lately = sorted(trip.seconds(now) for trip in others if trip.noted_within(HALF_LIFE_S, now))
-        return lately[(len(lately) - 1) // 2] if lately else 0.0
+        usual_s = _usual_s((other.round_trip for other in self._peers.values()), now)
+        return WAITED_TIMES * max(usual_s, watched.round_trip.seconds(now))
 
     def _ping(self, peer: PeerId, watched: _Watched, now: float) -> list[Effect]:
         """Ping `peer`. Of a live one an answer is expected as soon as its answers come; others just get their chance.
@@ -764,3 +762,9 @@ RECEIVERS: Mapping[type, Callable[[MembershipMachine, PeerId, Any, float], list[
     Suspicion: lambda machine, peer, said, now: machine.on_suspicion(said.peer, said.incarnation, now),
 }
 """Handler of a machine for each of the messages that a peer itself says, at a time."""
+
+
+def _usual_s(trips: Iterable[Lateness], now: float) -> float:
+    """How late the answers of most were that answered lately."""
+    lately = sorted(trip.seconds(now) for trip in trips if trip.noted_within(HALF_LIFE_S, now))
+    return lately[(len(lately) - 1) // 2] if lately else 0.0

@@ -277,7 +277,7 @@ class Members:
         return self.machine.lag.waited_s(trio.current_time())
 
     def late_s(self) -> float:
-        """Return by how much longer than usual anybody is waited for, since this node or most others run late."""
+        """Return by how much longer than usual anybody is waited for, since this node runs late or most answer late."""
         return self.machine.late_s(trio.current_time())
 
     def suspected(self) -> frozenset[PeerId]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,6 +35,8 @@ from shoal.swarm.lanes.frame import SCOPE_BYTES
 from shoal.swarm.lanes.pool import LanePool
 
 LANE_DEADLINE_S = 5.0
+LEFT_SHARE = 0.5
+"""Of that time, in which a lane that is another's to make is left to that one."""
 LANES_AT_ONCE = 16
 """Lanes that are being made, at most: on a crowded machine none of many is done before its deadline, all in vain."""
 LANE_HEAD_START_S = 0.5  # for lanes, before the first payload is posted
@@ -320,22 +322,23 @@ class ReductionDriver:
         self._owners = owners_in(reduction.plan)
         others = partners(reduction.plan.remaining, self._owners, self._identity.peer_id)
         hops, are_up = {self._traffic.next_hop(peer) for peer in others}, trio.Event()
-        self._jobs.send_nowait(partial(self._have_lanes, hops, are_up))
+        left = {peer for peer in hops & others if not self._dials(peer)}  # who only relays leaves it to this node
+        self._jobs.send_nowait(partial(self._have_lanes, hops, are_up, left))
         with trio.move_on_after(LANE_HEAD_START_S):  # who has none then is owed what is posted, and nobody waits for it
             await are_up.wait()
         if self._reduction is reduction:
             await trio.to_thread.run_sync(reduction.start)
 
-    async def _have_lanes(self, peers: Iterable[PeerId], are_up: trio.Event) -> None:
+    async def _have_lanes(self, peers: Iterable[PeerId], are_up: trio.Event, left: Collection[PeerId] = ()) -> None:
+        """Have a lane to each of `peers` if it can be had; to those of `left` it is theirs to make one, at first."""
         async with trio.open_nursery() as nursery:
             for peer in peers:
-                nursery.start_soon(self._have_lane, peer)
+                nursery.start_soon(self._have_left_lane if peer in left else self.ensure_lane, peer)
         are_up.set()
 
-    async def _have_lane(self, peer: PeerId) -> None:
-        """Have a lane to `peer` if it can be had, made by whichever of the two is to."""
-        if self._dials(peer) or not await self._comes(peer):
-            await self.ensure_lane(peer)
+    async def _have_left_lane(self, peer: PeerId) -> None:
+        if not await self._comes(peer):
+            await self.ensure_lane(peer, share=1 - LEFT_SHARE)
 
     # -- peers that are reached through another --------------------------------------------------------------
 
@@ -414,17 +417,20 @@ class ReductionDriver:
         finally:
             self._mending.discard(peer)
 
-    async def ensure_lane(self, peer: PeerId) -> bool:
-        """Have a lane to `peer`, if it can be had; a peer without one stalls, and that is noticed."""
-        is_up = await self._try_lane(peer)
+    async def ensure_lane(self, peer: PeerId, *, share: float = 1.0) -> bool:
+        """Have a lane to `peer`, if it can be had; a peer without one stalls, and that is noticed.
+
+        share: of the time that a lane is given.
+        """
+        is_up = await self._try_lane(peer, share=share)
         if not is_up:
             self._note_unreachable(peer)
         return is_up
 
-    async def _try_lane(self, peer: PeerId) -> bool:
+    async def _try_lane(self, peer: PeerId, *, share: float = 1.0) -> bool:
         try:
             async with self._making:
-                await self._lanes.ensure(peer, deadline_s=in_crowd(LANE_DEADLINE_S, self._nodes))
+                await self._lanes.ensure(peer, deadline_s=share * in_crowd(LANE_DEADLINE_S, self._nodes))
         except (NetworkError, RemoteError) as error:
             logger.debug("no lane: %s", error)
             return False
@@ -441,7 +447,7 @@ class ReductionDriver:
 
     async def _comes(self, peer: PeerId) -> bool:
         """Leave it to `peer` for a while to make a lane; returns whether it did."""
-        came = await self._lanes.comes(peer, within_s=in_crowd(LANE_DEADLINE_S, self._nodes) / 2)
+        came = await self._lanes.comes(peer, within_s=LEFT_SHARE * in_crowd(LANE_DEADLINE_S, self._nodes))
         if came:
             self.unreachable.discard(peer)
         return came

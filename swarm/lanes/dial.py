@@ -24,6 +24,7 @@ from shoal.swarm.lanes.seal import (
     encode_handshake,
     parse_address,
 )
+from shoal.swarm.questions import REQUEST_DEADLINE_S
 from shoal.swarm.reaching.punching import Puncher, Unanswered
 from shoal.swarm.reaching.reach import RELAYS_TRIED_LIMIT, Everywhere, Reach
 
@@ -148,9 +149,10 @@ class _LaneHole:
     async def offer(self, relay: PeerId, address: str) -> str:
         punch = LanePunch(relay=relay, address=address)
         try:
-            answer, self._keys = await self._dialler.agree(self._peer, self._lanes, punch=punch)
-        except NetworkError as error:
-            raise Unanswered(str(error)) from error
+            with trio.fail_after(REQUEST_DEADLINE_S):  # a port is kept open meanwhile
+                answer, self._keys = await self._dialler.agree(self._peer, self._lanes, punch=punch)
+        except (NetworkError, trio.TooSlowError) as error:
+            raise Unanswered(str(error) or f"nothing from {self._peer} within {REQUEST_DEADLINE_S:g} s") from error
         return answer.addresses[0]
 
     async def take(self, stream: trio.SocketStream) -> None:

@@ -29,8 +29,8 @@ from shoal.swarm.streams import MessageStream
 
 LANE_PROTOCOL: Final = "/shoal/lane/1"
 LANE_REQUEST_DEADLINE_S: Final = 30.0
-"""Whoever wants a lane says for how long, and gives up then. Sooner would be in vain: whatever else may lead to a peer
-that does not answer begins with another question of the same connection, for which it has no more time."""
+"""Whoever wants a lane says for how long, and gives up then. To ask again sooner is in vain where the peer has too much
+to do: whatever else may lead to it begins with another question over the same connection."""
 REQUEST_LIMIT_BYTES: Final = 64 << 10
 """Of what is asked for a lane, and of the answer."""
 SHARE_PROTOCOL: Final = "/shoal/share/1"

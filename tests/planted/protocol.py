@@ -1817,7 +1817,21 @@ PROTOCOL: tuple[Bug, ...] = (
         "where most answer late nobody is waited for longer",
         "tests/protocol/test_membership.py"
         "::test_anybody_is_waited_for_longer_where_most_answer_late_or_this_node_does_and_not_where_one_does",
-        "return self.lag.waited_s(now) + WAITED_TIMES * self._usual_s(now)",
+        "return max(self.lag.waited_s(now), WAITED_TIMES * _usual_s(trips, now))",
         "return self.lag.waited_s(now)",
+    ),
+    bug(
+        "a node's own lag has others waited for twice as much longer",
+        "tests/protocol/test_membership.py"
+        "::test_anybody_is_waited_for_longer_where_most_answer_late_or_this_node_does_and_not_where_one_does",
+        "return max(self.lag.waited_s(now), WAITED_TIMES * _usual_s(trips, now))",
+        "return self.lag.waited_s(now) + WAITED_TIMES * _usual_s(trips, now)",
+    ),
+    bug(
+        "strangers that answer late have all members waited for longer",
+        "tests/protocol/test_membership.py"
+        "::test_where_some_come_first_strangers_that_answer_late_have_nobody_waited_for_longer",
+        "trips = [watched.round_trip for peer, watched in self._peers.items() if not first or peer in first]",
+        "trips = [watched.round_trip for watched in self._peers.values()]",
     ),
 )

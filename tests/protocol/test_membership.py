@@ -1090,9 +1090,28 @@ def test_anybody_is_waited_for_longer_where_most_answer_late_or_this_node_does_a
     assert late_s(0) == late_s(1) == 0.0
     assert late_s(4) == pytest.approx(WAITED_TIMES * 1.5)
     stopped = watching(*crowd)
-    run_ticks(stopped, 0.0, 1.0)
-    stopped.tick(3.0)
-    assert stopped.late_s(3.0) > 1.5
+    stopped.awaited = lambda: crowd
+    pings = {effect.peer: said(effect, Ping) for _, effect in run_ticks(stopped, 0.0, 1.15) if isinstance(effect, Say)}
+    stopped.tick(3.15)
+    own_s = stopped.late_s(3.15)
+    assert 1.5 < own_s <= 2.0 * WAITED_TIMES
+    for peer in crowd:  # they lay unread
+        stopped.on_ack(peer, pings[peer].nonce, 0, 3.15)
+    assert stopped.late_s(3.15) == pytest.approx(own_s, abs=0.5), "its own lag is in what it took to hear, once"
+
+
+def test_where_some_come_first_strangers_that_answer_late_have_nobody_waited_for_longer() -> None:
+    members, strangers = [name(index) for index in range(1, 4)], [name(index) for index in range(4, 24)]
+    for first in ((), members):
+        machine = watching(*members, *strangers)
+        machine.first, machine.awaited = lambda first=first: first, lambda: [*members, *strangers]  # type: ignore[misc]
+        pings = {e.peer: said(e, Ping) for _, e in run_ticks(machine, 0.0, 1.15) if isinstance(e, Say)}
+        for peer in members:
+            machine.on_ack(peer, pings[peer].nonce, 0, 1.2)
+        run_ticks(machine, 1.25, 2.4)
+        for peer in strangers:
+            machine.on_ack(peer, pings[peer].nonce, 0, 2.5)
+        assert (machine.late_s(2.5) > 0) == (not first)
 
 
 def test_who_took_long_to_be_linked_is_waited_for_as_long_from_the_first_ping_on() -> None:

@@ -134,15 +134,36 @@ async def test_few_lanes_are_made_at_once_and_in_a_crowd_each_is_given_longer(tm
         assert deadlines == [3 * LANE_DEADLINE_S] * len(dialled)
 
 
+async def test_in_a_crowd_one_of_two_in_a_plan_leaves_the_lane_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducing, "CROWD", 1)
+    mesh, left = Mesh(tmp_path, 2), list[PeerId]()
+
+    async def comes(peer: PeerId, *, within_s: float) -> bool:
+        left.append(peer)
+        return True
+
+    for lanes in mesh.lanes:
+        lanes.comes = comes
+    one, other = mesh.peers
+    first, second = (one, other) if dials_first(one, other, mesh.peers) else (other, one)
+    async with mesh.running():
+        mesh.start(mesh.plan())
+        await until(lambda: all(mesh.done))
+        assert (left, mesh.ensured) == ([first], [(first, second)])
+
+
 async def test_in_a_crowd_one_of_two_dials_and_the_other_only_where_no_lane_comes(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path, 2)
     lanes, driver, me = mesh.lanes[0], mesh.drivers[0], mesh.peers[0]
     crowd = [PeerId(f"peer {number}") for number in range(2 * CROWD - 1)]
-    asked, left = list[PeerId](), list[tuple[PeerId, float]]()
+    asked, given, left = list[PeerId](), list[float](), list[tuple[PeerId, float]]()
     comes = True
 
     async def ensure(peer: PeerId, *, deadline_s: float) -> None:
         asked.append(peer)
+        given.append(deadline_s)
 
     async def comes_by_itself(peer: PeerId, *, within_s: float) -> bool:
         left.append((peer, within_s))
@@ -158,13 +179,15 @@ async def test_in_a_crowd_one_of_two_dials_and_the_other_only_where_no_lane_come
         asked.clear()
         stranger = next(peer for peer in crowd if peer != other)
         driver.unreachable = {stranger}
-        await driver._have_lanes({stranger}, trio.Event())
+        await driver._have_lanes({stranger}, trio.Event(), {stranger})
         assert (asked, left, driver.unreachable) == ([], [(stranger, pytest.approx(LANE_DEADLINE_S))], set())
         assert await driver.ensure_lane(stranger), "something is to be sent"
         assert (asked, len(left)) == ([stranger], 1)
+        assert given.pop() == pytest.approx(2 * LANE_DEADLINE_S)
         comes = False
-        await driver._have_lanes({stranger}, trio.Event())
+        await driver._have_lanes({stranger}, trio.Event(), {stranger})
         assert (asked, len(left)) == ([stranger] * 2, 2)
+        assert given.pop() == pytest.approx(LANE_DEADLINE_S), "no more than the rest of what a lane is given"
 
 
 @pytest.mark.parametrize("owners", ["ab", "a", ""])
