@@ -166,9 +166,11 @@ class FarViews(Words):
         yield from far_messages(me, previous)
 
 
+ELECTORATE: Final = "electorate"
+"""The one that lies only where it leads."""
 WORDS: Final[dict[str, type[Words]]] = {
     "forged_leaves": ForgedLeaves,
-    "electorate": InventedElectorate,
+    ELECTORATE: InventedElectorate,
     "viewjump": FarViews,
 }
 ACCUSER: Final = "accuser"

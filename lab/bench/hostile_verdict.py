@@ -35,9 +35,10 @@ def problems_of(
 ) -> tuple[str, ...]:
     """Signs that somebody took something over, a line each; none if nobody did.
 
-    honest: the folders of the honest nodes, whose processes have ended. liar: the member that was struck with, which
-    may be banned, left out or said to have left. struck: honest nodes that may have left or be no members, since
-    something else was done to them or they came late. last: the last round that is looked at. Blocks while it reads.
+    honest: the folders of the honest nodes, which may still append to their chains. liar: the member that was struck
+    with, which may be banned, left out or said to have left. struck: honest nodes that may have left or be no members,
+    since something else was done to them or they came late. last: the last round that is looked at. Blocks while it
+    reads.
     """
     unharmed = honest.keys() - set(struck)
     found: list[str] = []

@@ -66,6 +66,8 @@ _KEPT_OF_A_NODE: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", 
 def drawn(campaign: Campaign) -> tuple[Run, ...]:
     """Draw the runs of a campaign. Raises ConfigError."""
     codecs, strategies = campaign.codecs or CODECS, campaign.strategies or CERTIFYING
+    if campaign.liar and campaign.short:
+        raise ConfigError("--short starts copies of one process, none of which lies; leave --short or --liar out")
     if campaign.liar:
         counts = campaign.peers or (LIAR_PEERS,)
         groups = tuple(one for count in counts for one in liars_among(count, codecs, strategies, campaign.seed))
@@ -289,7 +291,8 @@ class _Attempt:
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
         round_s = statistics.median(ends) - self._released_at - strike.held_s if ends else None
         found = examine(self._swarm.witnesses, window, clocks)
-        if (taken := self._swarm.taken_over(last)) and not trouble:
+        away = self._swarm.group.honest if trouble else ()
+        if taken := self._swarm.taken_over(last, away=away):
             found = msgspec.structs.replace(found, problems=(*found.problems, *taken))
         return RunRecord(
             run=self._run,

@@ -87,7 +87,7 @@ class Fault:
         for node, phase in zip(victims, points, strict=False):
             await node.ask("hold", f"{self._gate}:{phase}:{run.progress if phase == 'reduce' else 0}")
         released_at = time.time()
-        await self._swarm.ask_all(self._swarm.nodes, "release")
+        await self._swarm.ask_all(self._swarm.asked(), "release")
         self._phases = points
         return released_at
 
@@ -173,8 +173,9 @@ class Fault:
 
     async def _cut(self) -> None:
         (victim,) = self.strike.victims
-        others = [self._swarm.nodes[index] for index in self._run.order if index != victim.index]
-        peers = [node.peer_id for node in (others[:1] if self._run.kind == "cut_pair" else others)]
+        first = next(self._swarm.nodes[index] for index in self._run.order if index != victim.index)
+        all_others = [node for node in self._swarm.nodes if node is not victim]
+        peers = [node.peer_id for node in ([first] if self._run.kind == "cut_pair" else all_others)]
         broken = 0
         for cut in range(self._run.cuts):
             await trio.sleep(CUT_PERIOD_S if cut else 0)

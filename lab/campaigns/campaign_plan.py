@@ -177,10 +177,11 @@ def groups_of(
 
 
 def liars_among(peers: int, codecs: Sequence[str], strategies: Sequence[str], seed: int) -> tuple[Group, ...]:
-    """A group of `peers` for each strategy, with a liar each: of every kind as many, dealt by the seed.
+    """A group of `peers` for each strategy, with a liar each, whose kinds come in an order by the seed.
 
     Raises ConfigError for what no swarm can have, or cannot bear.
     """
+    strategies = list(dict.fromkeys(strategies))
     if peers < LIAR_PEERS:
         raise ConfigError(f"a swarm of {peers} nodes cannot bear a fault beside a liar; take {LIAR_PEERS} or more")
     groups = groups_of((peers,), codecs, strategies, short=False)[: len(strategies)]
@@ -192,7 +193,7 @@ def liars_among(peers: int, codecs: Sequence[str], strategies: Sequence[str], se
 
 def loops_among(codecs: Sequence[str], strategies: Sequence[str]) -> tuple[Group, ...]:
     """A group for each of these strategies with which loops of one's own are struck. Raises ConfigError."""
-    chosen = [name for name in strategies if name in LOOPED]
+    chosen = [name for name in dict.fromkeys(strategies) if name in LOOPED]
     groups = groups_of((LOOPS_PEERS,), codecs[: len(chosen)], chosen)[: len(chosen)]
     return tuple(msgspec.structs.replace(group, company="loops") for group in groups)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from shoal.lab.bench.hostile_member import ELECTORATE
 from shoal.lab.campaigns.campaign_check import Findings
 from shoal.lab.campaigns.campaign_plan import Run
 
@@ -72,6 +73,7 @@ class CampaignReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole campaign. runs: how many were done, of `runs_drawn`. calm_s: by group. failed_runs: their numbers.
 
     cut_coverage: the least coverage of a round in which lanes were cut. lies: told in each swarm with a liar, by group.
+    silent: those groups whose liar could have lied at any time, and did not.
     """
 
     seed: int
@@ -94,6 +96,7 @@ class CampaignReport(msgspec.Struct, frozen=True, kw_only=True):
     by_fault: dict[str, KindReport]
     calm_s: dict[str, float]
     lies: dict[str, int] = {}
+    silent: tuple[str, ...] = ()
     longest_round_share: float
     wall_s: float
 
@@ -134,6 +137,7 @@ def report_of(
         },
         calm_s=dict(calm_s),
         lies=_lies_told(records),
+        silent=_silent(records),
         longest_round_share=round(max(shares, default=0.0), 3),
         wall_s=round(wall_s, 1),
     )
@@ -148,10 +152,14 @@ def _lies_told(records: Sequence[RunRecord]) -> dict[str, int]:
     return told
 
 
+def _silent(records: Sequence[RunRecord]) -> tuple[str, ...]:
+    told, groups = _lies_told(records), {record.run.group for record in records}
+    return tuple(sorted(group.name for group in groups if told.get(group.name) == 0 and group.lie != ELECTORATE))
+
+
 def ok(report: CampaignReport) -> bool:
-    """True if all runs were done, and all were as they should be; of several liars one at least has lied."""
-    silent = bool(report.lies) and not any(report.lies.values())
-    return report.runs == report.runs_drawn and not report.failed_runs and not silent
+    """True if all runs were done, and all were as they should be, and every liar that could has lied."""
+    return report.runs == report.runs_drawn and not report.failed_runs and not report.silent
 
 
 def spread(seconds: Sequence[float]) -> Spread | None:

@@ -99,12 +99,16 @@ class LivingSwarm(Swarm):
         """Number of lies that its liar has told. Blocks for a moment."""
         return 0 if self.liar is None else done_by(self._programs[self.liar.index], self.liar.folder) or 0
 
-    def taken_over(self, last: int) -> tuple[str, ...]:
-        """Signs in the chains of the others, up to round `last`, that a liar took something over. Blocks."""
-        if self.liar is None:
+    def taken_over(self, last: int, *, away: Collection[int] = ()) -> tuple[str, ...]:
+        """Signs in the chains of the others, up to round `last`, that a liar took something over. Blocks.
+
+        away: those who may have left, or be no members after that round.
+        """
+        if self.liar is None or not last:
             return ()
         folders = {node.peer_id: node.folder for node in self.honest}
-        found = hostile_verdict.problems_of(self.manifest, folders, self.liar.peer_id, struck=folders.keys(), last=last)
+        struck = {self.node(index).peer_id for index in away}
+        found = hostile_verdict.problems_of(self.manifest, folders, self.liar.peer_id, struck=struck, last=last)
         return tuple(f"node {problem}" for problem in found)
 
     @property
@@ -166,22 +170,30 @@ class LivingSwarm(Swarm):
         for _ in range(GATHER_TRIES_LIMIT):
             await self.until(partial(self.whole, after), "all contribute again", WHOLE_DEADLINE_S)
             gate = max(event.round for event in self.journal.of(Certified)) + AHEAD
-            await self.ask_all(self._asked(), "hold", f"{gate}:train")
+            await self.ask_all(self.asked(), "hold", f"{gate}:train")
             with trio.move_on_after(GATHER_DEADLINE_S):
                 await self.until(partial(self._all_hold, gate), f"all begin round {gate}", START_DEADLINE_S)
             if self._all_hold(gate) and self._contributed(gate - 1):
                 self._note_calm(begun_after)
                 return gate
             after = gate  # somebody was past it, or late: all go on, and try again
-            await self.release(self._asked())
+            await self.release(self.asked())
         raise NetworkError("the nodes do not come together")
 
-    def _asked(self) -> list[NodeProcess]:
-        """Those that do what they are asked: a liar may be gone, or have had to end."""
+    def asked(self) -> list[NodeProcess]:
+        """Those that do what they are asked: all, but for a liar that has ended."""
         return [node for node in self.nodes if node is not self.liar or node.alive]
 
+    def _crashed(self) -> NodeProcess | None:
+        """See `Swarm`; what becomes of a liar is its own doing."""
+        crashed = super()._crashed()
+        return None if crashed is self.liar else crashed
+
     def whole(self, after: int) -> bool:
-        """True if there is a round after `after` that all certified, and contributed to, but for a liar."""
+        """True if there is a round after `after` that all certified, and contributed to, but for a liar.
+
+        Where it contributed itself, one of the others may have been missing: no log says who contributed.
+        """
         rounds = {event.round for event in self.journal.of(Certified) if event.round > after}
         return any(self._contributed(number) for number in rounds)
 

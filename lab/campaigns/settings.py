@@ -17,8 +17,8 @@ class Campaign(Spec):
     """Options of `shoal campaign`.
 
     only: a single one of the runs, as the seed makes it among the others. short: each number of peers with one strategy
-    in place of all, faults in the midst of a reduce alone, and nothing waits that can be done meanwhile. liar: all
-    swarms have one that lies, and else those of numbers that none was named of.
+    in place of all, faults in the midst of a reduce alone, and nothing waits that can be done meanwhile. liar: in every
+    swarm one node lies; without it in some, unless peers or short is said.
     """
 
     runs: Annotated[int, Option("--runs", help="How many faulted rounds.")] = 200

@@ -248,7 +248,9 @@ class _Course:
         problems = [*rounds.problems, *broken, *unjudged(verdicts, nodes=honest, steady=steady)]
         problems += [f"fault {r.strike.number}: {r.error}" for r in self._records if r.error is not None]
         problems += self._restarted(steady)
-        problems += self._swarm.taken_over(rounds.last)
+        struck = {node for record in self._records for node in record.strike.nodes}
+        struck |= {n for record in self._records if record.strike.beside for n in record.strike.beside.nodes}
+        problems += self._swarm.taken_over(rounds.last, away=struck)
         problems += ["the liar told no lie"] if soak.liar and not self._swarm.lies else []
         bound_s = gap_bound_s(soak.nodes, rounds.gaps_s, self._load, lies=soak.liar)
         problems += [

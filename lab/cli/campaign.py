@@ -71,5 +71,5 @@ def summary(report: CampaignReport, out: Path) -> list[str]:
     if report.runs != report.runs_drawn:
         return [*lines, "FAILED     not all runs were done"]
     if not ok(report):
-        return [*lines, "FAILED     no liar has lied"]
+        return [*lines, f"FAILED     no lie was told in {', '.join(report.silent)}"]
     return [*lines, f"report     {out / 'campaign.json'}", "all is as it should be"]
