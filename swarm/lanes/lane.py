@@ -129,8 +129,9 @@ class FrameTakers:
 class Lane:
     """A sealed connection to `peer`, after both hellos.
 
-    queue: shared by all lanes to the peer; one of its own if not given. `ended` is called once, in a lane thread, when
-    nothing runs any more and before the sink's `lane_closed`.
+    queue: shared by all lanes to the peer; one of its own if not given. huge: its buffers are a huge page, where
+    there are such. `ended` is called once, in a lane thread, when nothing runs any more and before the sink's
+    `lane_closed`.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Lane:
         limits: LaneLimits,
         dialled: bool,
         queue: FrameQueue | None = None,
+        huge: bool = True,
         ended: Callable[[Lane], None] | None = None,
     ) -> None:
         self.peer = peer
@@ -174,7 +176,7 @@ class Lane:
         self._error: NetworkError | RemoteError | None = None
         self._running = 2
         self._moved = Moved()
-        out, sealed, scratch = frame_buffers()
+        out, sealed, scratch = frame_buffers(huge=huge)
         self._threads = tuple(
             threading.Thread(target=self._guard, args=(body,), name=f"lane {name} {peer[-6:]}", daemon=True)
             for name, body in (

@@ -69,6 +69,8 @@ LANE_COUNT_LIMIT = 4096  # lanes of a node
 JOB_LIMIT = LANE_COUNT_LIMIT
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
 SUMMONED_DIAL_DEADLINE_S = 15.0
+HUGE_LANES = 16
+"""So many lanes have buffers in huge pages, which are taken whole: of many most carry little."""
 RETIRE_DEADLINE_S = 2 * STALL_DEADLINE_S
 """Time for a retired lane to send what it has in hand: long on a slow link; nobody waits, and a stall ends it."""
 LOOK_PERIOD_S = 0.25
@@ -332,6 +334,7 @@ class LanePool:
             limits=self._limits,
             dialled=dialled,
             queue=pair.queue,
+            huge=len(self._table.all()) < HUGE_LANES,
             ended=self._table.remove,
         )
         self._table.add(lane, pair)

@@ -228,17 +228,19 @@ def receive_exactly(connection: socket.socket, view: memoryview) -> None:
         view = view[got:]
 
 
-def frame_buffers() -> tuple[memoryview, memoryview, memoryview]:
+def frame_buffers(*, huge: bool = True) -> tuple[memoryview, memoryview, memoryview]:
     """Room for the frames to send, for one sealed payload received, and for one that is opened and not wanted.
 
     (FRAME_LIMIT_BYTES + SEAL_OVERHEAD_BYTES,), (FRAME_LIMIT_BYTES + TAG_BYTES,), (FRAME_LIMIT_BYTES,) uint8, in one
-    mapping that asks for a huge page. Memory is taken when it is first written.
+    mapping. Memory is taken when it is first written: as a huge page if the mapping is to ask for that, else as much as
+    the frames need.
     """
     sizes = (FRAME_LIMIT_BYTES + SEAL_OVERHEAD_BYTES, FRAME_LIMIT_BYTES + TAG_BYTES, FRAME_LIMIT_BYTES)
     mapping = mmap.mmap(-1, BUFFERS_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
+    if advice is not None:
         with contextlib.suppress(OSError):  # a kernel built without them
-            mapping.madvise(mmap.MADV_HUGEPAGE)
+            mapping.madvise(advice)
     whole, start, parts = memoryview(mapping), 0, []
     for size in sizes:
         parts.append(whole[start : start + size])

@@ -151,4 +151,10 @@ LANES: tuple[Bug, ...] = (
         "return self._satisfied(peer, self._limits.lanes_per_peer)",
         "return False",
     ),
+    bug(
+        "each of many lanes takes a huge page",
+        "tests/swarm/lanes/test_pool.py::test_of_many_lanes_only_the_first_have_huge_pages",
+        "huge=len(self._table.all()) < HUGE_LANES,",
+        "huge=True,",
+    ),
 )

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
+from shoal.swarm.lanes import lane as lane_module
 from shoal.swarm.lanes import pool as pool_module
 from shoal.swarm.lanes import table as lane_table
 from shoal.swarm.lanes.frame import FRAME_LIMIT_BYTES, FrameHeader, FrameKind
@@ -23,6 +24,7 @@ from shoal.swarm.lanes.seal import (
     encode_handshake,
     parse_address,
 )
+from shoal.swarm.lanes.socket import frame_buffers
 from tests.swarm.lane_net import (
     ALICE,
     BOB,
@@ -236,6 +238,19 @@ async def test_who_leaves_it_to_the_other_to_dial_has_the_lane_that_comes_or_say
         assert came == [True]
         assert await bob.comes(ALICE, within_s=0.0)
         assert net.requests == 1
+
+
+async def test_of_many_lanes_only_the_first_have_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(pool_module, "HUGE_LANES", 1)
+    monkeypatch.setattr(lane_module, "frame_buffers", lambda *, huge: asked.append(huge) or frame_buffers(huge=huge))
+    async with alice_and_bob() as (net, alice, _):
+        await net.add(CAROL)
+        await alice.ensure(BOB, deadline_s=WAIT_S)
+        await until(lambda: len(asked) == 2)  # both ends
+        await alice.ensure(CAROL, deadline_s=WAIT_S)
+        await until(lambda: len(asked) == 4)
+        assert (asked[:2], sorted(asked[2:])) == ([True, True], [False, True])
 
 
 async def test_pool_settles_on_the_lower_side_only() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import socket
 from pathlib import Path
 
@@ -91,6 +92,19 @@ def test_receive_exactly_fills_or_raises() -> None:
         assert view == b"abcdef"
         with pytest.raises(NetworkError):
             receive_exactly(near, view)
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_frame_buffers_ask_for_a_huge_page_or_for_none(huge: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Mapping(mmap.mmap):
+        def madvise(self, option: int, *_: int) -> None:
+            asked.append(option)
+
+    monkeypatch.setattr(mmap, "mmap", Mapping)
+    frame_buffers(huge=huge)
+    assert asked == [mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE]
 
 
 def test_frame_buffers_hold_the_largest_frame_and_do_not_overlap() -> None:
