@@ -38,7 +38,7 @@ AGENT_WHOLE_S: Final = 300.0
 """A node that was struck and is to get over it takes part again within so long; an agent's rounds are long."""
 KEPT: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", "rounds")
 """What all lives of a node are judged by, and is not put back."""
-NOT_COPIED: Final = (*KEPT, "control.sock", "control.path", "lock")
+NOT_COPIED: Final = (*KEPT, "control.path", "lock")
 TRANSFER_ROUNDS: Final = 20
 """A node that fetches a state has begun to when the swarm is in the fault's round, or in one of so many from there."""
 
@@ -357,10 +357,15 @@ async def copy_folder(fault: Fault, swarm: Field) -> None:
     try:
         with disk_errors(node.folder):
             shutil.rmtree(_copy_of(node), ignore_errors=True)
-            shutil.copytree(node.folder, _copy_of(node), ignore=shutil.ignore_patterns(*NOT_COPIED))
+            shutil.copytree(node.folder, _copy_of(node), ignore=_not_copied)
     finally:
         if runs and node.alive:
             node.signal(signal.SIGCONT)
+
+
+def _not_copied(folder: str, names: list[str]) -> set[str]:
+    """What a copy leaves out, of the names in a folder: sockets are of the process that listens there."""
+    return {name for name in names if name in NOT_COPIED or Path(folder, name).is_socket()}
 
 
 async def _restore(fault: Fault, swarm: Field) -> None:

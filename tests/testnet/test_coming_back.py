@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -133,6 +134,8 @@ async def test_a_running_node_is_copied_as_it_is_at_one_moment_and_goes_on(tmp_p
         node = swarm.node(0)
         stopped: list[bool] = []
         real = shutil.copytree
+        with socket.socket(socket.AF_UNIX) as listening:  # as a node whose user trains has two
+            listening.bind(str(node.folder / "trainer.sock"))
 
         def noted(copied: Path, copy: Path, **kwargs: Any) -> Path:
             stopped.append(node.stopped)
@@ -142,6 +145,9 @@ async def test_a_running_node_is_copied_as_it_is_at_one_moment_and_goes_on(tmp_p
             patch.setattr("shoal.testnet.faults.shutil.copytree", noted)
             await copy_folder(RESTORE, swarm)
         assert (stopped, node.stopped) == ([True], False)
+        copy = {path.name for path in node.folder.with_name("0.copy").iterdir()}
+        assert "node.key" in copy
+        assert "trainer.sock" not in copy
         there = len(swarm.journal.of(Certified))
         await swarm.journal.until(lambda: len(swarm.journal.of(Certified)) > there)
 
