@@ -364,7 +364,7 @@ async def copy_folder(fault: Fault, swarm: Field) -> None:
 
 
 def _not_copied(folder: str, names: list[str]) -> set[str]:
-    """What a copy leaves out, of the names in a folder: sockets are of the process that listens there."""
+    """Names in a folder that a copy leaves out: sockets are of the process that listens there."""
     return {name for name in names if name in NOT_COPIED or Path(folder, name).is_socket()}
 
 

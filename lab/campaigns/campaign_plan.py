@@ -54,6 +54,10 @@ CERTIFYING: Final = tuple(name for name, strategy in STRATEGIES.items() if strat
 PEERS: Final = (3, 4, 5, 6)
 LIAR_PEERS: Final = 7
 """The fewest that bear one of them gone while another lies: more than two thirds have to be there."""
+WITHSTANDS_A_LIAR: Final = {"membership": {"voters": "named"}, "agreement": {"faults": "lying"}}
+"""Tables of the manifest of a swarm that bears one."""
+NOT_BESIDE_A_LIAR: Final = "restore"
+"""A kind of fault: a named voter on an old folder signs nothing until its authority rebases."""
 LOOPS_PEERS: Final = 4
 LOOPED: Final = ("diloco", "streaming")
 """Strategies with which loops of one's own are struck."""
@@ -219,9 +223,9 @@ def _phase(rng: random.Random, timed: bool) -> str | None:
 
 
 def _draw_run(rng: random.Random, number: int, group: Group, kind: Kind, mix: Mix) -> Run:
-    if kind in PAIRED and (group.peers < 4 or group.company == "liar"):
+    if group.company == "liar" and kind in (*PAIRED, NOT_BESIDE_A_LIAR):
         kind = "kill"
-    if kind == "restore" and group.company == "liar":  # a named voter on an old folder signs nothing until a rebase
+    if kind in PAIRED and group.peers < 4:
         kind = "kill"
     timed = rng.random() < _TIMED_SHARE[kind in CUTS]
     return Run(

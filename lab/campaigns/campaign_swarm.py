@@ -20,7 +20,7 @@ import msgspec
 import trio
 
 from shoal.lab.bench import hostile_verdict
-from shoal.lab.campaigns.campaign_plan import Group, paced
+from shoal.lab.campaigns.campaign_plan import WITHSTANDS_A_LIAR, Group, paced
 from shoal.lab.campaigns.chaos_swarm import Program, command_of, done_by
 from shoal.lab.fleet import START_DEADLINE_S, TOGETHER, Swarm
 from shoal.lab.waiting_loop import LOOP
@@ -292,7 +292,7 @@ def manifest_of_group(
         "round": {"chunk_values": CHUNK_VALUES, **deadlines},
     }
     if group.company == "liar":
-        tables |= {"membership": {"voters": "named"}, "agreement": {"faults": "lying"}}
+        tables |= WITHSTANDS_A_LIAR
     return validate_manifest(tables, source=f"the {name}'s manifest")
 
 

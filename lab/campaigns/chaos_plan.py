@@ -25,7 +25,14 @@ from typing import Any, Final, Literal, TypeVar, get_args
 from msgspec.structs import replace
 
 from shoal.lab.bench.hostile_member import LYING_KINDS
-from shoal.lab.campaigns.campaign_plan import CERTIFYING, CODECS, draw_ahead_s, paced
+from shoal.lab.campaigns.campaign_plan import (
+    CERTIFYING,
+    CODECS,
+    NOT_BESIDE_A_LIAR,
+    WITHSTANDS_A_LIAR,
+    draw_ahead_s,
+    paced,
+)
 from shoal.lab.campaigns.chaos_swarm import ROLES, Program
 from shoal.lab.waiting_loop import LOOP
 from shoal.lab.waiting_workload import WORKLOAD_NAME
@@ -76,7 +83,7 @@ POLICY: Final = {"width": 32, "layers": 1, "heads": 2, "warm_up_updates": 40}
 POLICY_STEPS: Final = 2
 """Of an agent from round to round."""
 KEYS: Final[dict[Company, dict[str, Any]]] = {
-    "liar": {"membership": {"voters": "named"}, "agreement": {"faults": "lying"}},
+    "liar": WITHSTANDS_A_LIAR,
     "loops": {"workload": OWN_LOOP, "options": {}},
     "ranks": {"workload": OWN_LOOP, "options": {}},
     "samplers": {
@@ -219,9 +226,9 @@ def draw_scenario(seed: int, number: int) -> Scenario:
 
 
 def borne(card: Card, company: Company) -> Card:
-    """The card as such a swarm bears it: a named voter on an old folder signs nothing until its authority rebases."""
+    """The card as such a swarm bears it."""
     kind, phase = card
-    return ("restart", phase) if (kind, company) == ("restore", "liar") else card
+    return ("restart", phase) if (kind, company) == (NOT_BESIDE_A_LIAR, "liar") else card
 
 
 def _without_votes(fault: Fault) -> Fault:

@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from shoal.lab.campaigns.campaign_check import broken_votes, machine_s, round_bound_s
-from shoal.lab.campaigns.campaign_plan import Group, groups_of, liars_among, paced
+from shoal.lab.campaigns.campaign_plan import NOT_BESIDE_A_LIAR, Group, groups_of, liars_among, paced
 from shoal.lab.campaigns.campaign_swarm import LivingSwarm, manifest_of_group
 from shoal.lab.campaigns.rounds import RoundJudge
 from shoal.lab.campaigns.settings import Soak
@@ -55,13 +55,13 @@ def drawn(soak: Soak, *, links: bool) -> tuple[SoakFault, ...]:
     """Draw the faults of a soak, without `links` none that needs network namespaces. Raises ConfigError."""
     kinds = [kind for kind in KINDS if links or kind not in LINKED]
     if soak.liar:
-        kinds.remove("restore")  # a named voter on an old folder signs nothing until its authority rebases
+        kinds.remove(NOT_BESIDE_A_LIAR)
     seconds, honest = soak.minutes * 60, soak.nodes - soak.liar
     return draw_faults(soak.seed, nodes=honest, seconds=seconds, period_s=soak.period_s, kinds=kinds)
 
 
 def group_of(soak: Soak) -> Group:
-    """What its nodes are. Raises ConfigError."""
+    """The swarm of a soak: its nodes, and the liar among them if there is one. Raises ConfigError."""
     if soak.liar:
         return liars_among(soak.nodes, (CODEC,), (soak.strategy,), soak.seed)[0]
     (group,) = groups_of((soak.nodes,), (CODEC,), (soak.strategy,))

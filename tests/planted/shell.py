@@ -568,4 +568,10 @@ SHELL: tuple[Bug, ...] = (
         "start = -(-place * len(ring) // len(everybody))",
         "start = 0",
     ),
+    bug(
+        "a node's reductions do not know that most answer late",
+        "tests/node/rounds/test_reducing_stalls.py::test_a_node_accuses_later_where_most_of_its_members_answer_late",
+        "late_s=members.late_s,",
+        "late_s=members.own_lag_s,",
+    ),
 )

@@ -981,6 +981,12 @@ def late_ticks(machine: MembershipMachine, start: float, end: float, late_s: flo
     return now
 
 
+def first_pings(machine: MembershipMachine, until: float) -> dict[PeerId, Ping]:
+    """The pings that it sends up to then, by peer."""
+    said_to = (effect for _, effect in run_ticks(machine, 0.0, until) if isinstance(effect, Say))
+    return {effect.peer: said(effect, Ping) for effect in said_to}
+
+
 def answered_late(net: Net, peer: PeerId, late_s: float) -> None:
     """All that `peer` says takes so much longer from now on."""
     node, send = net.nodes[peer], net._send
@@ -1053,9 +1059,7 @@ def test_where_most_answer_late_all_are_waited_for_longer_and_where_one_does_onl
         """How long after a ping of the last one, which never answered, others are asked, if some are late."""
         machine = watching(*crowd)
         machine.awaited = lambda: crowd
-        pings = {
-            effect.peer: said(effect, Ping) for _, effect in run_ticks(machine, 0.0, 1.5) if isinstance(effect, Say)
-        }
+        pings = first_pings(machine, 1.5)
         for number, peer in enumerate(crowd[:-1]):
             if number >= late:
                 machine.on_ack(peer, pings[peer].nonce, 0, 1.5)
@@ -1077,9 +1081,7 @@ def test_anybody_is_waited_for_longer_where_most_answer_late_or_this_node_does_a
     def late_s(late: int) -> float:
         machine = watching(*crowd)
         machine.awaited = lambda: crowd
-        pings = {
-            effect.peer: said(effect, Ping) for _, effect in run_ticks(machine, 0.0, 1.15) if isinstance(effect, Say)
-        }
+        pings = first_pings(machine, 1.15)
         for peer in crowd[late:]:
             machine.on_ack(peer, pings[peer].nonce, 0, 1.2)
         run_ticks(machine, 1.25, 2.4)
@@ -1091,7 +1093,7 @@ def test_anybody_is_waited_for_longer_where_most_answer_late_or_this_node_does_a
     assert late_s(4) == pytest.approx(WAITED_TIMES * 1.5)
     stopped = watching(*crowd)
     stopped.awaited = lambda: crowd
-    pings = {effect.peer: said(effect, Ping) for _, effect in run_ticks(stopped, 0.0, 1.15) if isinstance(effect, Say)}
+    pings = first_pings(stopped, 1.15)
     stopped.tick(3.15)
     own_s = stopped.late_s(3.15)
     assert 1.5 < own_s <= 2.0 * WAITED_TIMES
@@ -1105,7 +1107,7 @@ def test_where_some_come_first_strangers_that_answer_late_have_nobody_waited_for
     for first in ((), members):
         machine = watching(*members, *strangers)
         machine.first, machine.awaited = lambda first=first: first, lambda: [*members, *strangers]  # type: ignore[misc]
-        pings = {e.peer: said(e, Ping) for _, e in run_ticks(machine, 0.0, 1.15) if isinstance(e, Say)}
+        pings = first_pings(machine, 1.15)
         for peer in members:
             machine.on_ack(peer, pings[peer].nonce, 0, 1.2)
         run_ticks(machine, 1.25, 2.4)

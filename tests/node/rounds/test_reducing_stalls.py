@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from shoal.collectives.stalls import LATE_S, STALL_S
+from shoal.node.node import Node
+from shoal.node.options import NodeConfig
+from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds.pace import Stall
+from shoal.node.state.store import Store
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
+from tests.manifests import manifest_of
+from tests.node.ledger import identity
 from tests.node.rounds.reducing_lab import NOBODY, STEP_S, Clock, Mesh, clock
 from tests.waiting import until
 
 __all__ = ["clock"]
+
+
+def test_a_node_accuses_later_where_most_of_its_members_answer_late(tmp_path: Path) -> None:
+    manifest = manifest_of([identity(1).peer_id], {"workload": {"name": "regression"}})
+    config = NodeConfig(manifest=manifest, data_dir=tmp_path / "node")
+    with Store(config.data_dir) as store, contextlib.closing(EventLog(tmp_path / "events.jsonl")) as log:
+        parts = Node(config, store, log, lambda _: None).parts
+        assert parts.reduce._late_s == parts.members.late_s
 
 
 # -- stalls --------------------------------------------------------------------------------------------------
