@@ -36,14 +36,16 @@ def pair_of(one: PeerId, other: PeerId) -> Pair:
 
 
 class RelayChoice:
-    """Relays that were tried in this round, by pair."""
+    """Relays that this node tried in this round, by pair: another lead may have tried any for no reason, and for no
+    longer than it liked."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
         self._tried: dict[Pair, set[PeerId]] = {}
 
     def note(self, plan: Plan) -> None:
         """A plan with these relays was made or adopted."""
-        for pair, via in plan.relayed.items():
+        for pair, via in plan.relayed.items() if plan.planner == self._me else ():
             self._tried.setdefault(pair, set()).add(via)
 
     def around(
@@ -253,12 +255,12 @@ class Accusations:
     def loser(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> PeerId:
         """Return which of a pair is evicted when there is no path left to try.
 
-        It is the accused if others accuse it too, or if more relays speak against it than against the accuser; else the
-        accuser, whom nobody supports.
+        It is the accused if others accuse it too, of the same, or if more relays speak against it than against the
+        accuser; else the accuser, whom nobody supports. That an owner's finals are late says nothing of who owes whom a
+        contribution.
         """
         accuser, accused = dispute
-        said = self._heard(plan, alive)
-        if len(_voices(plan, accused, {a for a, m in said.items() if accused in (*m.peers, *m.late)})) > 1:
+        if len(_voices(plan, accused, _accusers(self._heard(plan, alive)).get(accused, set()))) > 1:
             return accused
         spoken = self.relays_against(plan, alive)
         one, other = len(spoken.get(accuser, ())), len(spoken.get(accused, ()))

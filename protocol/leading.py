@@ -73,7 +73,7 @@ class Disputes:
     """One lead's handling of the lone accusations of a round."""
 
     def __init__(self, facts: RoundFacts) -> None:
-        self.relay_choice = RelayChoice()
+        self.relay_choice = RelayChoice(facts.me)
         self._facts = facts
         self._since: dict[Dispute, float] = {}
         self._heeded: dict[PeerId, int] = {}

@@ -39,8 +39,9 @@ class Counters(Protocol):
 class Stall:
     """peers: owe contributions or take nothing. late: owners, or holders, whose finals are late.
 
-    This node itself is among the late while contributions that it waits for take long and do come, and for another
-    stall deadline, in which its finals get under way.
+    This node itself is among the late while contributions that it waits for take long and may yet come, and for another
+    stall deadline, in which its finals get under way: from the shortest deadline on, since others may have followed
+    fewer plans of this round and have less patience.
     """
 
     peers: frozenset[PeerId]
@@ -102,6 +103,7 @@ class Pace:
         self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, late_s=late_s)
         self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, late_s=late_s)
         self._quiet = StallWatch[PeerId](stall_s=QUIET_S, planned={})
+        self._waiting = StallWatch[PeerId](stall_s=in_crowd(STALL_S, len(plan.participants)), planned={})
         received, taken = _totals(counters.moved(peer) for peer in self._peers)
         self._download = BusyRate(now, received)
         self._upload = BusyRate(now, taken)
@@ -114,6 +116,7 @@ class Pace:
         waiting = self._reduction.waiting_for()
         queued = [peer for peer in self._peers if self._counters.queued_bytes(peer)]
         self._receiving.look(now, owing=waiting.contributions, moved=received)
+        self._waiting.look(now, owing=waiting.contributions, moved=received)
         self._late.look(now, owing=waiting.finals, moved=received)
         self._quiet.look(now, owing=waiting.finals, moved=received)
         self._sending.look(now, owing=queued, moved={peer: moved[peer].taken for peer in self._peers})
@@ -122,7 +125,7 @@ class Pace:
         self._upload.look(now, went, busy=bool(queued))
         direct = self._receiving.stalled() | self._sending.stalled()
         late = self._late.stalled() - direct
-        if self._receiving.lasting() - direct:
+        if self._waiting.lasting() - direct:
             self._waited_at = now
         if now - self._waited_at < self.stall_s:
             late.add(self._me)

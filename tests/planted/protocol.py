@@ -33,6 +33,20 @@ PROTOCOL: tuple[Bug, ...] = (
         "make_room(self._relayed, message.plan, sender)",
     ),
     bug(
+        "that the finals of an owner are late speaks for who accuses it of owing a contribution",
+        "tests/protocol/test_accusations.py"
+        "::test_that_finals_are_late_supports_nobody_who_says_that_a_contribution_does_not_come",
+        "if len(_voices(plan, accused, _accusers(self._heard(plan, alive)).get(accused, set()))) > 1:",
+        "said = self._heard(plan, alive)\n"
+        "        if len(_voices(plan, accused, {a for a, m in said.items() if accused in (*m.peers, *m.late)})) > 1:",
+    ),
+    bug(
+        "relays that another lead tried are not tried again",
+        "tests/protocol/test_relay_choice.py::test_what_another_lead_tried_is_tried_no_less",
+        "for pair, via in plan.relayed.items() if plan.planner == self._me else ():",
+        "for pair, via in plan.relayed.items():",
+    ),
+    bug(
         "the line outside grows for ever",
         "tests/protocol/test_enlisting.py::test_line_has_so_many_places_and_who_stood_in_it_keeps_its_own",
         "has_place = peer in self._stood or len(self._since) + len(self._stood) < LINE_LIMIT",

@@ -502,6 +502,12 @@ SHELL: tuple[Bug, ...] = (
         "self._coming = StallWatch[Way](stall_s=stall_s, planned=planned)",
     ),
     bug(
+        "a node that waits says so no sooner than it loses patience, which others do first",
+        "tests/node/rounds/test_pace.py::test_it_names_itself_before_one_would_that_has_less_patience",
+        "stall_s=in_crowd(STALL_S, len(plan.participants)), planned={})",
+        "stall_s=stall_s, planned={}, late_s=late_s)",
+    ),
+    bug(
         "a crowd is given no more time for its lanes than a few",
         "tests/node/rounds/test_pace.py::test_in_a_crowd_all_are_waited_for_longer",
         "self.stall_s = stall_s = in_crowd(patience_s, len(plan.participants))",

@@ -155,6 +155,8 @@ class Seat(Surroundings):
         if isinstance(effect, StartReduce):
             self.contributed, self.finals = set(), set()
         self.out = isinstance(effect, Evicted)
+        if self.me in self.table.back and effect.plan.view and not self.plan.view:
+            self.plans = -1
         self.plan, self.since, self.plans = effect.plan, self.table.now, self.plans + 1
         self.told, self.told_at = (NOBODY, NOBODY), float("-inf")
 
@@ -204,6 +206,8 @@ class Table:
         self.lies = Lies()
         self.cut: set[Way] = set()
         """Pairs without a link, the lower first."""
+        self.back: Collection[PeerId] = NOBODY
+        """Those whose process began with the first plan of a later view, and knows of no plan before."""
         self.plans: list[tuple[float, Plan]] = []
         self.decided: Value | None = None
         self.said: deque[tuple[PeerId, Message]] = deque()
@@ -295,9 +299,10 @@ class Table:
         waited_s = self.now - seat.since
         missed = self._remaining(seat) - seat.contributed
         owing = {p for p in missed if not self._flows(p, seat)} if waited_s >= seat.stall_s else set()
+        waits = {seat.me} if missed - owing and waited_s >= STALL_S else set()
         missed = self._remaining(seat) - seat.finals - owing if waited_s >= seat.stall_s + LATE_S else set()
         late = {p for p in missed if self._is_blocked(self.seats[p])}
-        late |= {p for p in missed if self._has_final(self.seats[p]) and not self._flows(p, seat, final=True)}
+        late |= {p for p in missed if self._has_final(self.seats[p]) and not self._flows(p, seat, final=True)} | waits
         if seat.me == self.liar:
             owing = set(self.lies.accuses(self.now, seat.plan)) & self._remaining(seat)
             late = set(self.lies.late(self.now, seat.plan)) & self._remaining(seat)

@@ -371,6 +371,18 @@ def test_who_is_accused_by_others_too_loses_where_no_path_is_left() -> None:
     assert accusations.loser(plan, pair(1, 3), ALIVE) == PEERS[3]
 
 
+@pytest.mark.parametrize("excused", [(), (3,)])
+def test_that_finals_are_late_supports_nobody_who_says_that_a_contribution_does_not_come(
+    excused: tuple[int, ...],
+) -> None:
+    """It keeps its own from the owner, whose finals are late for that."""
+    plan = plan_of(4)
+    accusations = heard(plan, {1: ((3,), ()), 2: ((), (3,)), 3: ((), excused)})
+    assert accusations.loser(plan, (PEERS[1], PEERS[3]), ALIVE) == PEERS[1]
+    accusations.take(PEERS[1], stalled(plan, (), (3,)))
+    assert accusations.loser(plan, (PEERS[1], PEERS[3]), ALIVE) == PEERS[3], "two miss the same"
+
+
 # -- who lost ------------------------------------------------------------------------------------------------
 
 

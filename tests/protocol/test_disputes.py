@@ -50,13 +50,14 @@ def test_lone_false_accuser_goes_and_its_victim_stays(count: int, victim: str) -
 
 
 @pytest.mark.parametrize("count", [3, 4, 7])
-def test_false_accuser_of_late_finals_goes_and_its_victim_stays(count: int) -> None:
+def test_false_accuser_of_an_owner_that_waits_itself_is_heard_by_nobody(count: int) -> None:
     table = Table(count, move_s=SLOW_S)
     table.liar = table.others[0]
     table.lies = Lies(late=always(table.others[1]))
-    table.run()
-    assert table.evicted == {table.liar}
-    assert gone_s(table, table.liar) < FALSE_ACCUSER_GONE_S
+    assert table.run() < SLOW_S + MOMENT_S
+    assert len(table.plans) == 1
+    assert table.decided is not None
+    assert set(table.decided.members) == set(table.seats)
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -118,6 +119,28 @@ def test_who_keeps_its_contribution_from_one_goes(count: int, accuses: bool, vic
     for peer, left_out in zip(table.honest, table.left_out(), strict=True):
         # Of a lead's own dispute the others know nothing but its word.
         assert left_out == {table.liar} or (accuses and honest == table.lead != peer)
+
+
+@pytest.mark.parametrize("count", [4, 7])
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("back", ["nobody", "one", "all others"])
+def test_victim_of_a_lead_that_lies_stays_under_the_next_where_some_are_just_back(
+    count: int, direct: bool, back: str
+) -> None:
+    """All that the liar tried in its own view says nothing; who came midway has less patience than who waits."""
+    table = Table(count)
+    table.liar, victim = table.lead, table.others[-1]
+    table.lies = Lies(withholds=frozenset({victim}))
+    if direct:
+        table.lies.accuses = always(victim)
+    else:
+        table.lies.late = always(victim)
+    table.back = {"nobody": [], "one": table.others[:1], "all others": table.others[:-1]}[back]
+    table.run()
+    assert table.evicted == {table.liar}
+    assert table.decided is not None
+    assert set(table.decided.members) == set(table.honest)
+    assert all(some <= {table.liar} for some in table.left_out())
 
 
 @pytest.mark.parametrize("count", [3, 4])

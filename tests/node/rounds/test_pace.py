@@ -97,6 +97,16 @@ def test_it_names_itself_before_others_that_wait_for_it_would() -> None:
     assert misses.look(LATE_S).late == {OWNER}
 
 
+@pytest.mark.parametrize("late_s", [0.0, 3.0])
+def test_it_names_itself_before_one_would_that_has_less_patience(late_s: float) -> None:
+    """That one was away while the round came to other plans."""
+    waits = Scene(contributions=frozenset({SLOW}), earlier=3, late_s=late_s)
+    misses = Scene(finals=frozenset({OWNER}))
+    assert waits.look(STALL_S + LATE_S / 2) == Stall(NOBODY, frozenset({ME}))
+    assert misses.look(STALL_S + LATE_S / 2).late == NOBODY
+    assert waits.look(STALL_LIMIT_S + late_s).peers == {SLOW}
+
+
 def test_it_names_itself_until_its_finals_can_be_under_way() -> None:
     scene = Scene(contributions=frozenset({SLOW}), moves=frozenset({SLOW}))
     scene.look(STALL_S + 1.0)
@@ -125,9 +135,11 @@ def test_node_that_waits_for_nothing_that_comes_accuses_and_has_no_excuse() -> N
 def test_who_runs_late_itself_accuses_nobody_before_its_lag_is_over_too(owed: str) -> None:
     stall_s, late_s = STALL_S + (LATE_S if owed == "finals" else 0.0), 3.0
     scene = Scene(late_s=late_s, **{owed: frozenset({SLOW})})  # type: ignore[arg-type]
-    assert scene.look(stall_s + late_s - 2 * LOOK_S) == Stall(NOBODY, NOBODY)
+    assert scene.look(stall_s + late_s - 2 * LOOK_S) == Stall(
+        NOBODY, frozenset({ME}) if owed == "contributions" else NOBODY
+    )
     stall = scene.look(4 * LOOK_S)
-    assert stall.peers | stall.late == {SLOW}
+    assert (stall.peers | stall.late) - {ME} == {SLOW}
 
 
 @pytest.mark.parametrize(
