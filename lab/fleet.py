@@ -21,6 +21,7 @@ from typing import Final, Self
 import psutil  # type: ignore[import-untyped]
 import trio
 
+from shoal.node.holds import HOLD_LIMIT_S
 from shoal.node.options import Hold
 from shoal.node.reporting.events import (
     Certified,
@@ -47,6 +48,9 @@ from shoal.testnet.scenario import Scenario
 
 LOG_SHOWN_CHARS: Final = 600
 TOGETHER: Final = Hold(round=1, phase="train")
+RENEWED_S: Final = HOLD_LIMIT_S / 4
+"""Who waits for others is asked so often to go on waiting: else the first of many begins before the last has started.
+"""
 START_DEADLINE_S: Final = 180.0
 TOGETHER_DEADLINE_S: Final = 120.0
 TOGETHER_S_PER_NODE: Final = 12.0
@@ -101,13 +105,15 @@ class Swarm(Fleet):
         """
         began, limit_s = time.monotonic(), TOGETHER_DEADLINE_S + TOGETHER_S_PER_NODE * len(self.nodes)
         await self.start(holds=(TOGETHER,), deadline_s=limit_s)
-        took: float | None = None
-        with trio.move_on_after(limit_s):
-            await self.until(self.all_wait, "all founders wait for the first round", math.inf)
-            took = time.monotonic() - began
-        async with trio.open_nursery() as nursery:
-            for node in self.nodes:
-                nursery.start_soon(self._let_go, node)
+        took, ends_at = None, trio.current_time() + limit_s
+        while took is None and trio.current_time() < ends_at:
+            with trio.move_on_after(RENEWED_S):
+                await self.until(self.all_wait, "all founders wait for the first round", math.inf)
+                took = time.monotonic() - began
+            if took is None:
+                await self._ask_all("renew")
+        await self._ask_all("hold")
+        await self._ask_all("release")
         return took
 
     def all_wait(self) -> bool:
@@ -115,11 +121,15 @@ class Swarm(Fleet):
         waiting = {entry.node for entry in self.journal.entries if isinstance(entry.event, Holding)}
         return len(waiting) == len(self.nodes)
 
-    async def _let_go(self, node: NodeProcess) -> None:
-        """Let a founder begin, be it waiting or not there yet. A hold that nobody releases ends by itself."""
+    async def _ask_all(self, op: str) -> None:
+        """Ask every node for this; who is not there yet, or no more, is left at that."""
+        async with trio.open_nursery() as nursery:
+            for node in self.nodes:
+                nursery.start_soon(self._ask, node, op)
+
+    async def _ask(self, node: NodeProcess, op: str) -> None:
         with suppress(NetworkError):
-            await node.ask("hold")
-            await node.ask("release")
+            await node.ask(op)
 
     async def revive(self, node: NodeProcess) -> None:
         """Start a node again on its folder, once its process is gone. Raises NetworkError if nobody is there."""

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.lab import fleet
 from shoal.lab.bench.swarm import BenchSpec, check_disk, check_memory
 from shoal.lab.fleet import Swarm, end
+from shoal.node.control_client import JsonValue
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
@@ -101,6 +103,49 @@ async def test_what_does_not_come_is_said_with_what_nodes_said_last(tmp_path: Pa
         await swarm.until(lambda: bool(swarm.nodes[1].addresses), "the second listens", DEADLINE_S)
         with pytest.raises(NetworkError, match=r"peace: not within 0 s. node 0: …joins; node 1: …joins /of/0"):
             await swarm.until(lambda: False, "peace", 0.1)
+
+
+HOLDING = """\
+import json, pathlib, sys, time
+folder, joined = sys.argv[1], sys.argv[2:]
+with open(f"{folder}/events.jsonl", "a", buffering=1) as log:
+    def tell(event, **fields):
+        log.write(json.dumps({"event": event, "at": time.time(), **fields}) + "\\n")
+    tell("listening", addresses=[f"/of/{folder[-1]}"])
+    if not joined:
+        tell("holding", round=1, phase="train")
+    else:
+        while not pathlib.Path(folder, "asked").exists():
+            time.sleep(0.02)
+        tell("holding", round=1, phase="train")
+time.sleep(600)
+"""
+
+
+async def test_who_waits_for_the_others_is_asked_to_go_on_waiting_until_all_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first to start waits for longer than a hold lasts by itself."""
+    monkeypatch.setattr(fleet, "RENEWED_S", 0.2)
+    asked: list[tuple[str, str]] = []
+
+    def ask(data_dir: Path, op: str, *arguments: str, deadline_s: float) -> dict[str, JsonValue]:
+        asked.append((data_dir.name, op))
+        if asked.count((data_dir.name, "renew")) == 3:
+            (data_dir / "asked").write_text("the last is there")
+        return {}
+
+    def command(launch: Launch) -> list[str]:
+        return [sys.executable, "-I", "-c", HOLDING, str(launch.data_dir), *launch.join]
+
+    async with Swarm(tmp_path, 2, manifest_of, runtime=Runtime(command=command, ask=ask)).owned() as swarm:
+        took_s = await swarm.begin_together()
+        first, second = (swarm.home(index).name for index in range(2))
+    assert took_s is not None
+    assert took_s > 3 * 0.2
+    assert asked.count((first, "renew")) >= 3
+    for name in (first, second):
+        assert [op for one, op in asked if one == name][-2:] == ["hold", "release"]
 
 
 async def test_who_was_killed_ends_nothing_and_joins_all_others_when_it_comes_back(tmp_path: Path) -> None:
