@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Generic, TypeVar
 
+from shoal.protocol.messages import Plan
+from shoal.protocol.timeouts import doubled, in_crowd
+
 STALL_S = 2.0
 STALL_LIMIT_S = 16.0
-"""The stall deadline: doubled with every plan that a round has come to, whichever lead made it and for whatever reason,
-so that those behind one narrow link are not evicted in turn; and longer in a crowd (`shoal.protocol.timeouts`)."""
 LATE_S = 1.0
 """Beyond the stall deadline for finals, whose owner may itself be waiting: who waits for it speaks first."""
 STALL_SHARE = 0.25  # of the planned rate; less is a stall
@@ -25,6 +26,16 @@ SUSPENDED_S = 1.0
 
 Who = TypeVar("Who", bound=Hashable)
 """A peer, or a way from one to another."""
+
+
+def stall_deadline_s(plan: Plan) -> float:
+    """Time for which a peer may owe something under this plan, in seconds, longer in a crowd.
+
+    It doubles with every attempt and every view, so that those behind one narrow link are not evicted in turn, and is
+    the same for all who follow the plan. If who came midway had less patience than those who waited all the while, it
+    would accuse one of them for what that one itself waits for, or before the relay that is to say who is at fault.
+    """
+    return in_crowd(min(doubled(STALL_S, plan.attempt + plan.view), STALL_LIMIT_S), len(plan.participants))
 
 
 class StallWatch(Generic[Who]):

@@ -47,7 +47,6 @@ class Reducing(ABC):
         self._received: dict[PeerId, float] = {}
         self._pace: Pace | None = None
         self._stall, self._told = NOBODY, Told()
-        self._plans = 0
 
     @property
     def _now(self) -> float:
@@ -89,8 +88,7 @@ class Reducing(ABC):
 
     def _begin_pace(self, reduction: Reduction) -> None:
         self._heard_at = dict.fromkeys(reduction.plan.remaining, self._now)
-        self._pace = Pace(reduction, self, self._peer.id, self._now, earlier=self._plans)
-        self._plans += 1
+        self._pace = Pace(reduction, self, self._peer.id, self._now)
         self._stall = NOBODY
         self._told.begin()
 

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from shoal.collectives.frame_relay import Way
 from shoal.collectives.reduce import Reduction
-from shoal.collectives.stalls import LATE_S, STALL_LIMIT_S, STALL_S, BusyRate, StallWatch
+from shoal.collectives.stalls import LATE_S, STALL_S, BusyRate, StallWatch, stall_deadline_s
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
-from shoal.protocol.timeouts import doubled, in_crowd
+from shoal.protocol.timeouts import in_crowd
 from shoal.swarm.lanes.socket import Moved
 
 QUIET_S = 1.0
@@ -40,8 +40,7 @@ class Stall:
     """peers: owe contributions or take nothing. late: owners, or holders, whose finals are late.
 
     This node itself is among the late while contributions that it waits for take long and may yet come, and for another
-    stall deadline, in which its finals get under way: from the shortest deadline on, since others may have followed
-    fewer plans of this round and have less patience.
+    stall deadline, in which its finals get under way: from the shortest deadline on, since others may run less late.
     """
 
     peers: frozenset[PeerId]
@@ -76,8 +75,7 @@ class Told:
 class Pace:
     """The pace of one revision of a reduction, from `now` on. `me` takes part in it.
 
-    earlier: how many plans of the same round this node has followed before. stall_s: the stall deadline. late_s: by
-    how much longer this node waits, as of `StallWatch`.
+    stall_s: the stall deadline. late_s: by how much longer this node waits, as of `StallWatch`.
     """
 
     def __init__(
@@ -87,12 +85,10 @@ class Pace:
         me: PeerId,
         now: float,
         *,
-        earlier: int = 0,
         late_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         plan = reduction.plan
-        patience_s = min(doubled(STALL_S, max(plan.attempt, earlier)), STALL_LIMIT_S)
-        self.stall_s = stall_s = in_crowd(patience_s, len(plan.participants))
+        self.stall_s = stall_s = stall_deadline_s(plan)
         incoming, outgoing = _planned(plan, me)
         self._me = me
         self._waited_at = float("-inf")

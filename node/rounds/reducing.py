@@ -121,8 +121,6 @@ class ReductionDriver:
         self._bringing_up = trio.CancelScope()
         self.unreachable: set[PeerId] = set()
         """Peers to whom no lane could be had the last time it was tried, or over whose lanes nothing moved."""
-        self._plans_followed = 0
-        """Of this round."""
         self._kept: dict[bytes, Kept] = {}
         self._handed_over: Plan | None = None
         self._closed_to: dict[bytes, frozenset[PeerId]] = {}
@@ -240,7 +238,6 @@ class ReductionDriver:
         self._wanted.clear()
         self._kept.clear()
         self._closed_to.clear()
-        self._plans_followed = 0
         now = time.monotonic()
         self._relayed_paths = {
             peer: one for peer, one in self._relayed_paths.items() if now - one.until < RELAYED_PATH_LIMIT_S
@@ -454,9 +451,8 @@ class ReductionDriver:
 
     def _begin_pace(self, reduction: Reduction) -> None:
         if self._reduction is reduction:
-            earlier, self._plans_followed = self._plans_followed, self._plans_followed + 1
             me, now = self._identity.peer_id, time.monotonic()
-            self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier, late_s=self._late_s)
+            self._pace = Pace(reduction, self._lanes, me, now, late_s=self._late_s)
             self._stall = NOBODY
             self._told.begin()
             self._relaying = self._watch_ways(reduction, self._pace.stall_s)

@@ -478,8 +478,8 @@ SHELL: tuple[Bug, ...] = (
         "a driver that runs late accuses as soon as one that does not",
         "tests/node/rounds/test_reducing_stalls.py"
         "::test_who_owes_a_contribution_and_is_silent_is_accused_by_who_runs_late_itself_only_later",
-        "self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier, late_s=self._late_s)",
-        "self._pace = Pace(reduction, self._lanes, me, now, earlier=earlier)",
+        "self._pace = Pace(reduction, self._lanes, me, now, late_s=self._late_s)",
+        "self._pace = Pace(reduction, self._lanes, me, now)",
     ),
     bug(
         "a lane is begun anew where it takes longer than it is waited for",
@@ -503,15 +503,21 @@ SHELL: tuple[Bug, ...] = (
     ),
     bug(
         "a node that waits says so no sooner than it loses patience, which others do first",
-        "tests/node/rounds/test_pace.py::test_it_names_itself_before_one_would_that_has_less_patience",
+        "tests/node/rounds/test_pace.py::test_it_names_itself_before_others_would_also_where_it_runs_late",
         "stall_s=in_crowd(STALL_S, len(plan.participants)), planned={})",
         "stall_s=stall_s, planned={}, late_s=late_s)",
     ),
     bug(
         "a crowd is given no more time for its lanes than a few",
         "tests/node/rounds/test_pace.py::test_in_a_crowd_all_are_waited_for_longer",
-        "self.stall_s = stall_s = in_crowd(patience_s, len(plan.participants))",
-        "self.stall_s = stall_s = patience_s",
+        "return in_crowd(min(doubled(STALL_S, plan.attempt + plan.view), STALL_LIMIT_S), len(plan.participants))",
+        "return min(doubled(STALL_S, plan.attempt + plan.view), STALL_LIMIT_S)",
+    ),
+    bug(
+        "the stall deadline is short again under another lead",
+        "tests/node/rounds/test_pace.py::test_stall_deadline_doubles_with_every_attempt_and_every_view",
+        "doubled(STALL_S, plan.attempt + plan.view)",
+        "doubled(STALL_S, plan.attempt)",
     ),
     bug(
         "a crowd hears of every change of every stall",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
+from shoal.collectives.stalls import LATE_S, STALL_S, stall_deadline_s
 from shoal.lab.box import Box, Doers, Surroundings, do_by, nothing
 from shoal.protocol.accusations import pair_of
 from shoal.protocol.agreement import Broadcast
@@ -50,15 +51,13 @@ from shoal.protocol.member import Member
 from shoal.protocol.messages import Message, Plan, Ready, RelayedWay, Value, domain_hash
 from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.surroundings import Rules
-from shoal.protocol.timeouts import doubled
 from tests.protocol.lab import SWARM, paper_identities
 from tests.protocol.round_machines import contribution
 from tests.protocol.round_node import SETTINGS, Whole, deal_evenly, report_on
 
 STEP_S = 0.2
-STALL_S, STALL_LIMIT_S, LATE_S = 2.0, 16.0, 1.0
 TELL_AGAIN_S = 2.0
-"""As nodes have them (`shoal.node.rounds.pace`)."""
+"""As nodes do (`shoal.node.rounds.pace`)."""
 
 Way = tuple[PeerId, PeerId]
 NOBODY: frozenset[PeerId] = frozenset()
@@ -90,7 +89,6 @@ class Seat(Surroundings):
         self.made = self.out = False
         self.plan: Plan
         self.since = 0.0
-        self.plans = -1
         self.contributed: set[PeerId] = set()
         self.finals: set[PeerId] = set()
         self.told: tuple[frozenset[PeerId], frozenset[PeerId]] = (NOBODY, NOBODY)
@@ -110,7 +108,7 @@ class Seat(Surroundings):
 
     @property
     def stall_s(self) -> float:
-        return min(doubled(STALL_S, max(self.plan.attempt, self.plans)), STALL_LIMIT_S)
+        return stall_deadline_s(self.plan) + self.table.late_s.get(self.me, 0.0)
 
     # -- what its member looks at ------------------------------------------------------------------------------
 
@@ -136,7 +134,8 @@ class Seat(Surroundings):
     # -- effects -------------------------------------------------------------------------------------------------
 
     def _blame(self, effect: Blame) -> None:
-        raise AssertionError(f"{effect.peer} was blamed: {effect.text}")
+        if effect.peer != self.table.liar:
+            raise AssertionError(f"{effect.peer} was blamed: {effect.text}")
 
     def _write(self, effect: Write) -> None:
         self.log += effect.records
@@ -155,9 +154,7 @@ class Seat(Surroundings):
         if isinstance(effect, StartReduce):
             self.contributed, self.finals = set(), set()
         self.out = isinstance(effect, Evicted)
-        if self.me in self.table.back and effect.plan.view and not self.plan.view:
-            self.plans = -1
-        self.plan, self.since, self.plans = effect.plan, self.table.now, self.plans + 1
+        self.plan, self.since = effect.plan, self.table.now
         self.told, self.told_at = (NOBODY, NOBODY), float("-inf")
 
     def _watch(self, effect: WatchReduction) -> Watched:
@@ -206,8 +203,8 @@ class Table:
         self.lies = Lies()
         self.cut: set[Way] = set()
         """Pairs without a link, the lower first."""
-        self.back: Collection[PeerId] = NOBODY
-        """Those whose process began with the first plan of a later view, and knows of no plan before."""
+        self.late_s: dict[PeerId, float] = {}
+        """By how much longer some wait, who run late themselves."""
         self.plans: list[tuple[float, Plan]] = []
         self.decided: Value | None = None
         self.said: deque[tuple[PeerId, Message]] = deque()
@@ -227,6 +224,16 @@ class Table:
     def evicted(self) -> set[PeerId]:
         """By any plan."""
         return {peer for _, plan in self.plans for peer in plan.evicted}
+
+    @property
+    def evicted_in_honesty(self) -> set[PeerId]:
+        """By a plan of an honest lead, and none before."""
+        found, before = set[PeerId](), set[PeerId]()
+        for _, plan in self.plans:
+            if plan.planner != self.liar:
+                found |= {*plan.evicted} - before
+            before.update(plan.evicted)
+        return found
 
     def left_out(self) -> list[frozenset[PeerId]]:
         """Whom each honest one leaves out of the next round."""
