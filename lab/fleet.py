@@ -55,6 +55,8 @@ START_DEADLINE_S: Final = 180.0
 TOGETHER_DEADLINE_S: Final = 120.0
 TOGETHER_S_PER_NODE: Final = 12.0
 """Of a machine with two cores that starts all at once: what a daemon and its trainer import takes some seconds each."""
+SETTLED_S: Final = 10.0
+SETTLE_DEADLINE_S: Final = 120.0
 
 
 class Swarm(Fleet):
@@ -99,7 +101,8 @@ class Swarm(Fleet):
             await self.launch(node, join=first.addresses, holds=holds)
 
     async def begin_together(self) -> float | None:
-        """Start all and, when they wait for the first round, let them go; returns how long the start took.
+        """Start all and, when they wait for the first round and their links stay, let them go; returns how long the
+        start took.
 
         None if not all were there in time: they begin all the same. Raises NetworkError if one ended.
         """
@@ -112,6 +115,7 @@ class Swarm(Fleet):
                 took = time.monotonic() - began
             if took is None:
                 await self._ask_all("renew")
+        await self._settle()
         await self._ask_all("hold")
         await self._ask_all("release")
         return took
@@ -120,6 +124,16 @@ class Swarm(Fleet):
         """True if every node stands still before its first round."""
         waiting = {entry.node for entry in self.journal.entries if isinstance(entry.event, Holding)}
         return len(waiting) == len(self.nodes)
+
+    async def _settle(self) -> None:
+        """Wait until links stay as they are: many that start on one machine take the time to answer from each other."""
+        with trio.move_on_after(SETTLE_DEADLINE_S):
+            while True:
+                seen = len(self.journal.entries)
+                await trio.sleep(SETTLED_S)
+                if not any(isinstance(entry.event, (Linked, Lost)) for entry in self.journal.entries[seen:]):
+                    return
+                await self._ask_all("renew")
 
     async def _ask_all(self, op: str) -> None:
         """Ask every node for this; who is not there yet, or no more, is left at that."""

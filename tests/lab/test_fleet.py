@@ -14,6 +14,7 @@ from shoal.lab import fleet
 from shoal.lab.bench.swarm import BenchSpec, check_disk, check_memory
 from shoal.lab.fleet import Swarm, end
 from shoal.node.control_client import JsonValue
+from shoal.node.reporting.events import Lost
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import Manifest, validate_manifest
@@ -112,12 +113,16 @@ with open(f"{folder}/events.jsonl", "a", buffering=1) as log:
     def tell(event, **fields):
         log.write(json.dumps({"event": event, "at": time.time(), **fields}) + "\\n")
     tell("listening", addresses=[f"/of/{folder[-1]}"])
+    tell("linked", peer="another")
     if not joined:
         tell("holding", round=1, phase="train")
     else:
         while not pathlib.Path(folder, "asked").exists():
             time.sleep(0.02)
         tell("holding", round=1, phase="train")
+        for _ in range(4):
+            tell("lost", peer="another")
+            time.sleep(0.3)
 time.sleep(600)
 """
 
@@ -125,12 +130,15 @@ time.sleep(600)
 async def test_who_waits_for_the_others_is_asked_to_go_on_waiting_until_all_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first to start waits for longer than a hold lasts by itself."""
+    """The first to start waits for longer than a hold lasts by itself, and all until links stay."""
     monkeypatch.setattr(fleet, "RENEWED_S", 0.2)
+    monkeypatch.setattr(fleet, "SETTLED_S", 0.5)
     asked: list[tuple[str, str]] = []
+    released: list[float] = []
 
     def ask(data_dir: Path, op: str, *arguments: str, deadline_s: float) -> dict[str, JsonValue]:
         asked.append((data_dir.name, op))
+        released.extend([time.time()] if op == "release" else [])
         if asked.count((data_dir.name, "renew")) == 3:
             (data_dir / "asked").write_text("the last is there")
         return {}
@@ -141,11 +149,14 @@ async def test_who_waits_for_the_others_is_asked_to_go_on_waiting_until_all_are_
     async with Swarm(tmp_path, 2, manifest_of, runtime=Runtime(command=command, ask=ask)).owned() as swarm:
         took_s = await swarm.begin_together()
         first, second = (swarm.home(index).name for index in range(2))
+        lost = [entry.event.at for entry in swarm.journal.entries if isinstance(entry.event, Lost)]
     assert took_s is not None
     assert took_s > 3 * 0.2
     assert asked.count((first, "renew")) >= 3
     for name in (first, second):
         assert [op for one, op in asked if one == name][-2:] == ["hold", "release"]
+    assert len(lost) == 4
+    assert min(released) >= max(lost) + 0.5
 
 
 async def test_who_was_killed_ends_nothing_and_joins_all_others_when_it_comes_back(tmp_path: Path) -> None:
