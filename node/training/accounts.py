@@ -228,7 +228,7 @@ class Accounts(_Standing):
         self._settled = contributions  # numbers up to this one belong to earlier bases
         self._restored: SavedAccounts | None = None
         self._spent: Fragment | None = None  # where nothing of what was restored is to be kept
-        self._restored_round: int | None = None  # round of what was restored, until a step is made
+        self._restored_round: int | None = None  # round of what was restored, until its steps are of another
         self.steps = 0
         """Inner steps since the newest contribution was written; if rounds went by while this node was away, those of
         the round under way alone."""
@@ -265,7 +265,6 @@ class Accounts(_Standing):
     def count(self, tokens: int) -> None:
         """A step was made, on so many tokens; one that changed nothing counts as a step on none."""
         self.steps += 1
-        self._restored_round = None
         self._tokens = [counted + tokens for counted in self._tokens]
 
     def mark(self, round: int) -> Outgoing:
@@ -286,7 +285,7 @@ class Accounts(_Standing):
             tokens=min(counted, tokens * parts),
             local=local,
         )
-        self.steps = 0
+        self.steps, self._restored_round = 0, None
         return _FromReplica(self._base.numpy(), fragment, local, Contributed(number=self._issued, tokens=tokens))
 
     def contribute(self, out: Vector, round: int) -> Contributed:
@@ -315,7 +314,8 @@ class Accounts(_Standing):
             self._apply(anchor, self._base, self._taken(taken))
             self._settled = max(self._settled, taken)
         if self._restored_round is not None and round is not None and round > self._restored_round:
-            self.steps = 0  # rounds went by while this node was away: the work is kept, the place in them is not
+            # Rounds went by while it was away, or until it knew of them: the work is kept, the place in them is not.
+            self.steps, self._restored_round = 0, None
 
     def _forget(self) -> None:
         """Drop all progress, what was restored too."""

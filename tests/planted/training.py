@@ -17,6 +17,12 @@ TRAINING: tuple[Bug, ...] = (
         "round < self._restored_round:",
     ),
     bug(
+        "one step made before the newest round is known, and the rest of the old one is all that is made of it",
+        "tests/node/training/test_accounts.py::test_who_comes_back_to_a_later_round_has_all_of_its_steps_to_make",
+        "self._tokens = [counted + tokens for counted in self._tokens]",
+        "self._tokens, self._restored_round = [counted + tokens for counted in self._tokens], None",
+    ),
+    bug(
         "doctor does not look at the size of a policy",
         "tests/node/test_doctor.py::test_size_of_a_policy_is_known_without_a_node",
         "        is_policy=manifest.rollouts is not None,",
