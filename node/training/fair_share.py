@@ -4,8 +4,10 @@
 
 Then all train for the same time, H steps each on average. It is steps that are compared and not tokens: who has larger
 batches, on a larger device, takes as long for one, and its steps weigh more. A speed that is not known counts
-as the median one. The speeds are claims: one beyond `CLAIM_LIMIT` times the median, or below that part of it, counts as
-just that much, so that no claim makes the rounds of the others much shorter or longer. Every node plans for itself
+as the median one, and so does one that hardly differs from it: others' speeds are known as they were told last, and a
+small change is not told at once, so a difference of a hundredth or two says when each told, and who told late would
+have all others wait. The speeds are claims: one beyond `CLAIM_LIMIT` times the median, or below that part of it, counts
+as just that much, so that no claim makes the rounds of the others much shorter or longer. Every node plans for itself
 alone, and nothing has to agree: a contribution weighs what tokens it brings, however many.
 
 Source: FedCompass, arXiv 2309.14675, section 3 (local steps by measured speed, so that clients arrive in groups).
@@ -24,7 +26,8 @@ STEPS_LIMIT = 8
 """A node makes at most so many times the steps of the manifest, and at least that part of them."""
 SPEEDS_KEPT = 3
 NEWS_SHARE = 0.05
-"""A speed that differs by more than this share from the one last told is worth telling at once."""
+"""A speed that differs by more than this share from the one last told is worth telling at once; one that differs by
+less from the median counts as that."""
 
 
 def fair_steps(steps: int, mine: float, others: Sequence[float]) -> int:
@@ -46,7 +49,7 @@ def _is_known(speed: float) -> bool:
 
 
 def _counted(speed: float, median: float) -> float:
-    if not _is_known(speed):
+    if not _is_known(speed) or abs(speed - median) <= NEWS_SHARE * median:
         return median
     return min(max(speed, median / CLAIM_LIMIT), median * CLAIM_LIMIT)
 

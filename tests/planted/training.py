@@ -23,6 +23,13 @@ TRAINING: tuple[Bug, ...] = (
         "self._tokens, self._restored_round = [counted + tokens for counted in self._tokens], None",
     ),
     bug(
+        "who told its speed a while ago waits for equal nodes that told theirs later",
+        "tests/node/training/test_fair_share.py"
+        "::test_equal_nodes_make_equal_steps_whatever_a_hundredth_of_their_speeds_was_told_when",
+        "if not _is_known(speed) or abs(speed - median) <= NEWS_SHARE * median:",
+        "if not _is_known(speed):",
+    ),
+    bug(
         "doctor does not look at the size of a policy",
         "tests/node/test_doctor.py::test_size_of_a_policy_is_known_without_a_node",
         "        is_policy=manifest.rollouts is not None,",
