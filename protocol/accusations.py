@@ -2,8 +2,8 @@
 
 A stall shows at two removes. Directly: a peer owes *me* a contribution, or does not take what I send. Indirectly: an
 owner's final is late, but the owner may itself be waiting for somebody. So direct accusations are settled before any
-others; and an owner that waits for contributions which do come, only slowly, says so by naming itself among the late,
-before the others lose patience, and is not blamed. That holds until the reduction as a whole is overdue.
+others; and an owner that waits for contributions which may yet come says so by naming itself among the late, before
+the others lose patience, and is not blamed. That holds until the reduction as a whole is overdue.
 
 Where more than two live, a lone accuser is not believed, at no deadline: the fault may lie between the two, or with the
 accuser. Such a pair is given another path first, through a third, and if the accusation is repeated there, the third
@@ -36,15 +36,17 @@ def pair_of(one: PeerId, other: PeerId) -> Pair:
 
 
 class RelayChoice:
-    """Relays that this node tried in this round, by pair: another lead may have tried any for no reason, and for no
-    longer than it liked."""
+    """Relays that this node tried in this round, by pair.
+
+    What another lead tried does not count: it may have tried any for no reason, and for no longer than it liked.
+    """
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._tried: dict[Pair, set[PeerId]] = {}
 
     def note(self, plan: Plan) -> None:
-        """A plan with these relays was made or adopted."""
+        """A plan with these relays is followed; of another lead's nothing is noted."""
         for pair, via in plan.relayed.items() if plan.planner == self._me else ():
             self._tried.setdefault(pair, set()).add(via)
 
@@ -327,7 +329,7 @@ def _relays_needed(living: Collection[PeerId]) -> int:
 
 
 def _waiting(said: Mapping[PeerId, Stalled]) -> frozenset[PeerId]:
-    """Those whose finals are late because they wait for contributions that do come."""
+    """Those whose finals are late because they wait for contributions that may yet come."""
     return frozenset(peer for peer, message in said.items() if peer in message.late)
 
 

@@ -19,7 +19,7 @@ Lone accusations. The two are given another path, and another, until it shows wh
     a lone accusation stands for RELAY_SETTLE_S, and   ─► the pair is led through a third
     longer in a crowd
     it is repeated there, and the third has spoken,
-    or has not for RELAY_SETTLE_S                      ─► through the next third
+    or has not for that and RELAY_LATE_S               ─► through the next third
     no third is left, or enough were tried             ─► one of the two goes (`Accusations.loser`)
 
 Where enough thirds agree before, `Accusations.believed` says so. Whom the lead listens to is limited too: who is the
@@ -40,6 +40,7 @@ from shoal.protocol.amending import with_amendment
 from shoal.protocol.bans import with_bans
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
+from shoal.protocol.lateness import LATE_LIMIT_S, WAITED_TIMES
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Ready, Relay, Value
 from shoal.protocol.planning import (
     CONTRIBUTOR,
@@ -59,6 +60,8 @@ from shoal.protocol.voting import holds_state
 RELAY_SETTLE_S = 3.0
 """Time that a lone accusation stands before the lead believes that the fault lies between the two, longer in a crowd:
 enough for the failure detector to suspect who is silent altogether."""
+RELAY_LATE_S = WAITED_TIMES * LATE_LIMIT_S
+"""By so much more a relay may run late than who accuses: until then its silence says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ class Disputes:
     def _is_due(self, plan: Plan, dispute: Dispute, now: float) -> bool:
         facts = self._facts
         spoken = facts.accusations.spoken_of(plan, dispute, facts.alive)
-        return spoken or now - self._since[dispute] >= in_crowd(RELAY_SETTLE_S, len(plan.participants))
+        late_s = RELAY_LATE_S if pair_of(*dispute) in plan.relayed else 0.0
+        return spoken or now - self._since[dispute] >= in_crowd(RELAY_SETTLE_S, len(plan.participants)) + late_s
 
     def _is_spent(self, dispute: Dispute, without: Collection[Pair]) -> bool:
         """True if nothing more is tried about it."""
@@ -300,7 +304,15 @@ class Lead:
             self.eviction = self.eviction or eviction  # it is not asked for again while too few are here to plan
             return order
         plan_order = self._plan_order(eviction.attempt, tuple(sorted(eviction.evicted)))
-        return revise_plan(plan, plan_order, helds, self._deal)
+        revised = revise_plan(plan, plan_order, helds, self._deal)
+        return revised if plan.view == facts.agreement.view else self._relayed_anew(revised)
+
+    def _relayed_anew(self, plan: Plan) -> Plan:
+        """Leave the relays that another lead planned: it may have led whom it likes through itself, to drop it all."""
+        bare = msgspec.structs.replace(plan, relays=())
+        there = {peer: ready for peer, ready in self._facts.candidates().items() if peer in plan.remaining}
+        relays, _ = self._disputes.relay_choice.around(bare, separated(there), self._facts.alive)
+        return msgspec.structs.replace(bare, relays=relays)
 
     def _unaware(self, plan: Plan, eviction: Eviction, gone: Collection[PeerId]) -> set[PeerId]:
         """Find those of `gone` who say and send nothing because they never saw the plan: its lead died telling it.

@@ -4,7 +4,8 @@ Limits double with the view, up to a cap, so that members who lost patience at d
 
 A lead that plans again and again gains little by it: plans that follow each other before one had its time are a series,
 which has as long again as one plan, and no longer. A plan that had half its time or more, and is replaced, begins
-another series, of twice the time.
+another series, of twice the time, so often as that may double: a lead that leads what others exchange through itself,
+and drops it, has its end too.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Timeouts:
         self._adopted_at = now
         if before is None or plan is None or before.view != view:
             self._begin_series(now, doublings=0)
-        elif 2 * took_s >= self._reduce_s():
+        elif 2 * took_s >= self._reduce_s() and self._doublings < DOUBLINGS_LIMIT:
             self._begin_series(now, doublings=self._doublings + 1)
         else:
             self._repaired = True

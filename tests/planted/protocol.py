@@ -498,8 +498,26 @@ PROTOCOL: tuple[Bug, ...] = (
         "every plan renews the patience with its lead",
         "tests/protocol/test_one_word.py"
         "::test_lead_that_plans_again_and_again_keeps_its_view_no_longer_than_two_plans_do",
-        "elif 2 * took_s >= self._reduce_s():",
+        "elif 2 * took_s >= self._reduce_s() and self._doublings < DOUBLINGS_LIMIT:",
         "elif took_s >= 0:",
+    ),
+    bug(
+        "a lead that plans again at each deadline keeps its view for ever",
+        "tests/protocol/test_one_word.py::test_lead_that_plans_again_at_each_deadline_comes_to_an_end",
+        "elif 2 * took_s >= self._reduce_s() and self._doublings < DOUBLINGS_LIMIT:",
+        "elif 2 * took_s >= self._reduce_s():",
+    ),
+    bug(
+        "the relays of a lead that was replaced stay",
+        "tests/protocol/test_disputes.py::test_whom_a_lead_that_fell_silent_led_through_itself_stays",
+        "return revised if plan.view == facts.agreement.view else self._relayed_anew(revised)",
+        "return revised",
+    ),
+    bug(
+        "a relay that runs late is taken to have nothing to say",
+        "tests/protocol/test_disputes.py::test_silence_of_relays_that_run_late_is_held_against_nobody",
+        "late_s = RELAY_LATE_S if pair_of(*dispute) in plan.relayed else 0.0",
+        "late_s = 0.0",
     ),
     bug(
         "a lead begins as many reductions as it likes",

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 import pytest
 
 from shoal.collectives.stalls import STALL_S
-from shoal.protocol.accusations import THIRDS_LIMIT, pair_of
+from shoal.protocol.accusations import THIRDS_LIMIT, Pair, RelayChoice, pack_relays, pair_of
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import RELAY_SETTLE_S
-from shoal.protocol.messages import Plan, RelayedWay
+from shoal.protocol.leading import RELAY_LATE_S, RELAY_SETTLE_S
+from shoal.protocol.messages import Plan, Relay, RelayedWay
 from tests.protocol.dispute_lab import NOBODY, Lies, Table
 from tests.protocol.round_node import SETTINGS
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("paper_signatures")
 
 SLOW_S, VERY_SLOW_S = 16.0, 40.0
 MOMENT_S = 2.0
-FALSE_ACCUSER_GONE_S = (THIRDS_LIMIT + 1) * RELAY_SETTLE_S + MOMENT_S
-"""A detour for each third that may be tried, and the last accusation."""
+FALSE_ACCUSER_GONE_S = RELAY_SETTLE_S + THIRDS_LIMIT * (RELAY_SETTLE_S + RELAY_LATE_S) + MOMENT_S
+"""The accusation, and a detour for each third that may be tried, of which none has anything to say yet."""
 WITHHOLDER_GONE_S = STALL_S + RELAY_SETTLE_S + 2 * STALL_S + 4 * STALL_S + MOMENT_S
 """Two detours: the stall deadline doubles with each, and is over at the relay when it is at the one who waits."""
 
@@ -116,7 +116,7 @@ def test_who_keeps_its_contribution_from_one_goes(count: int, accuses: bool, vic
     table.lies = Lies(withholds=frozenset({honest}), accuses=always(honest) if accuses else always())
     table.run()
     assert table.evicted == {table.liar}
-    assert gone_s(table, table.liar) < (FALSE_ACCUSER_GONE_S if accuses else WITHHOLDER_GONE_S)
+    assert gone_s(table, table.liar) < WITHHOLDER_GONE_S
     for peer, left_out in zip(table.honest, table.left_out(), strict=True):
         # Of a lead's own dispute the others know nothing but its word.
         assert left_out == {table.liar} or (accuses and honest == table.lead != peer)
@@ -139,6 +139,48 @@ def test_victim_of_a_lead_that_lies_stays_under_the_next(count: int, direct: boo
     assert table.evicted == {table.liar}
     assert table.decided is not None
     assert set(table.decided.members) == set(table.honest)
+    assert all(some <= {table.liar} for some in table.left_out())
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+@pytest.mark.parametrize("late_s", [4.0, 6.0])
+def test_silence_of_relays_that_run_late_is_held_against_nobody(count: int, late_s: float) -> None:
+    table = Table(count)
+    table.liar, victim = table.others[0], table.others[1]
+    table.lies = Lies(withholds=frozenset({victim}))
+    table.late_s = {peer: late_s for peer in table.honest if peer != victim}
+    table.run()
+    assert table.evicted == {table.liar}
+
+
+def lead_through_itself(monkeypatch: pytest.MonkeyPatch, pairs_of: Callable[[list[PeerId]], list[Pair]]) -> None:
+    """Have the first lead plan these of the pairs of others through itself, whatever was tried."""
+    liar, around = list[PeerId](), RelayChoice.around
+
+    def lying(
+        self: RelayChoice, plan: Plan, pairs: Collection[Pair], alive: Collection[PeerId]
+    ) -> tuple[tuple[Relay, ...], set[Pair]]:
+        liar[:] = liar or [self._me]
+        if self._me not in liar:
+            return around(self, plan, pairs, alive)
+        peers = [p.peer for p in plan.participants]
+        return pack_relays(peers, dict.fromkeys(pairs_of([p for p in peers if p not in liar]), self._me)), set()
+
+    monkeypatch.setattr(RelayChoice, "around", lying)
+
+
+@pytest.mark.parametrize("count", [4, 5, 7])
+def test_whom_a_lead_that_fell_silent_led_through_itself_stays(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It drops what it should pass on. The next lead plans by its own relays alone."""
+    lead_through_itself(monkeypatch, lambda honest: [pair_of(honest[0], other) for other in honest[1:]])
+    table = Table(count)
+    table.liar = table.lead
+    table.lies = Lies(drops=True, claims=lambda ways: [])
+    monkeypatch.setattr(table.seats[table.liar].machine._lead, "next_order", lambda now, view_since: None)
+    table.run(600)
+    assert table.evicted_in_honesty <= {table.liar}
+    assert table.decided is not None
+    assert set(table.decided.members) >= set(table.honest)
     assert all(some <= {table.liar} for some in table.left_out())
 
 
@@ -290,7 +332,7 @@ def test_lead_that_does_anything_has_no_other_lead_evict_somebody_honest(seed: i
     table = Table(rng.choice([3, 4, 5, 7]), move_s=rng.choice([0.3, 5.0, 25.0]))
     table.liar = table.lead
     table.lies = lies_at_random(rng, table)
-    table.late_s = {peer: rng.choice([0.0, 0.0, 1.0, 3.0]) for peer in table.honest}
+    table.late_s = {peer: rng.choice([0.0, 0.0, 1.0, 3.0, 6.0]) for peer in table.honest}
     table.run(600)
     assert table.evicted_in_honesty <= {table.liar}
     assert table.decided is not None

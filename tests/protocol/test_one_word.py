@@ -31,7 +31,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
 from shoal.protocol.round import LINEAGES_LIMIT, RoundMachine
 from shoal.protocol.terms import make_consent
-from shoal.protocol.timeouts import PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S
+from shoal.protocol.timeouts import DOUBLINGS_LIMIT, PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S, doubled
 from tests.protocol.lab import PaperIdentity
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned
@@ -163,6 +163,24 @@ def test_lead_that_plans_again_and_again_keeps_its_view_no_longer_than_two_plans
                 member.reduced(report_of(member.plan, result), now)
         member.tick(now)
     del lab
+
+
+def test_lead_that_plans_again_at_each_deadline_comes_to_an_end() -> None:
+    """Each plan has its time, and nobody accuses a lead that has all exchanged through itself and drops it."""
+    _, machines, leader, plan = planned(4)
+    lead, member = machines[leader], machines[(leader + 1) % 4]
+    member.peers_alive([machine.me for machine in machines], 2.0)
+    now, attempt = 2.0, 0
+    due = now + SETTINGS.reduce_deadline_s
+    while member.agreement.view == 0:
+        now += 5.0
+        assert now < SETTINGS.reduce_deadline_s * 2 ** (DOUBLINGS_LIMIT + 2)
+        if now >= due:
+            attempt += 1
+            member.receive(lead.me, msgspec.structs.replace(plan, attempt=attempt, origin=plan.hash), now)
+            due = now + doubled(SETTINGS.reduce_deadline_s, attempt)
+        member.tick(now)
+    assert attempt > DOUBLINGS_LIMIT
 
 
 def report_of(plan: Plan, result: bytes) -> Report:
