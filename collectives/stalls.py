@@ -17,6 +17,7 @@ from shoal.protocol.timeouts import doubled, in_crowd
 
 STALL_S = 2.0
 STALL_LIMIT_S = 16.0
+"""The stall deadline of a round's first plan, and the longest."""
 LATE_S = 1.0
 """Beyond the stall deadline for finals, whose owner may itself be waiting: who waits for it speaks first."""
 STALL_SHARE = 0.25  # of the planned rate; less is a stall
@@ -31,9 +32,10 @@ Who = TypeVar("Who", bound=Hashable)
 def stall_deadline_s(plan: Plan) -> float:
     """Time for which a peer may owe something under this plan, in seconds, longer in a crowd.
 
-    It doubles with every attempt and every view, so that those behind one narrow link are not evicted in turn, and is
-    the same for all who follow the plan. If who came midway had less patience than those who waited all the while, it
-    would accuse one of them for what that one itself waits for, or before the relay that is to say who is at fault.
+    It doubles with every attempt, so that those behind one narrow link are not evicted in turn, and begins twice as
+    long with every view. It is the same for all who follow the plan. If who came midway had less patience than those
+    who waited all the while, it would accuse one of them for what that one itself waits for, or before the relay that
+    is to say who is at fault.
     """
     return in_crowd(min(doubled(STALL_S, plan.attempt + plan.view), STALL_LIMIT_S), len(plan.participants))
 
@@ -67,10 +69,6 @@ class StallWatch(Generic[Who]):
             looks.append((now, moved.get(peer, 0)))
             while len(looks) > 1 and looks[1][0] <= now - self._deadline_s:
                 looks.popleft()
-
-    def lasting(self) -> set[Who]:
-        """Peers or ways that have owed for the whole deadline, whatever they moved."""
-        return {peer for peer, looks in self._looks.items() if looks[-1][0] - looks[0][0] >= self._deadline_s}
 
     def stalled(self) -> set[Who]:
         """Peers or ways that have owed for the whole deadline and moved too little."""

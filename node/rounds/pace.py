@@ -15,7 +15,7 @@ from shoal.collectives.reduce import Reduction
 from shoal.collectives.stalls import LATE_S, STALL_S, BusyRate, StallWatch, stall_deadline_s
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
-from shoal.protocol.timeouts import in_crowd
+from shoal.protocol.timeouts import Since, in_crowd
 from shoal.swarm.lanes.socket import Moved
 
 QUIET_S = 1.0
@@ -99,7 +99,7 @@ class Pace:
         self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, late_s=late_s)
         self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, late_s=late_s)
         self._quiet = StallWatch[PeerId](stall_s=QUIET_S, planned={})
-        self._waiting = StallWatch[PeerId](stall_s=in_crowd(STALL_S, len(plan.participants)), planned={})
+        self._waiting_s, self._waits_since = in_crowd(STALL_S, len(plan.participants)), Since()
         received, taken = _totals(counters.moved(peer) for peer in self._peers)
         self._download = BusyRate(now, received)
         self._upload = BusyRate(now, taken)
@@ -112,7 +112,6 @@ class Pace:
         waiting = self._reduction.waiting_for()
         queued = [peer for peer in self._peers if self._counters.queued_bytes(peer)]
         self._receiving.look(now, owing=waiting.contributions, moved=received)
-        self._waiting.look(now, owing=waiting.contributions, moved=received)
         self._late.look(now, owing=waiting.finals, moved=received)
         self._quiet.look(now, owing=waiting.finals, moved=received)
         self._sending.look(now, owing=queued, moved={peer: moved[peer].taken for peer in self._peers})
@@ -121,7 +120,7 @@ class Pace:
         self._upload.look(now, went, busy=bool(queued))
         direct = self._receiving.stalled() | self._sending.stalled()
         late = self._late.stalled() - direct
-        if self._waiting.lasting() - direct:
+        if self._waits_since.note(bool(waiting.contributions - direct), now) >= self._waiting_s:
             self._waited_at = now
         if now - self._waited_at < self.stall_s:
             late.add(self._me)

@@ -504,8 +504,8 @@ SHELL: tuple[Bug, ...] = (
     bug(
         "a node that waits says so no sooner than it loses patience, which others do first",
         "tests/node/rounds/test_pace.py::test_it_names_itself_before_others_would_also_where_it_runs_late",
-        "stall_s=in_crowd(STALL_S, len(plan.participants)), planned={})",
-        "stall_s=stall_s, planned={}, late_s=late_s)",
+        "self._waiting_s, self._waits_since = in_crowd(STALL_S, len(plan.participants)), Since()",
+        "self._waiting_s, self._waits_since = stall_s + late_s(), Since()",
     ),
     bug(
         "a crowd is given no more time for its lanes than a few",
