@@ -133,6 +133,9 @@ class SavedAccounts:
     marked: int | None = None
 
 
+_NOT_RESTORED: tuple[int | None, int] = None, 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Mark:
     """The fragment as it was when contribution `number` was settled. tokens: those in it, times the fragments.
@@ -228,7 +231,8 @@ class Accounts(_Standing):
         self._settled = contributions  # numbers up to this one belong to earlier bases
         self._restored: SavedAccounts | None = None
         self._spent: Fragment | None = None  # where nothing of what was restored is to be kept
-        self._restored_round: int | None = None  # round of what was restored, until its steps are of another
+        self._restored_at = _NOT_RESTORED
+        """Round of what was restored, and its steps, until those are of another round."""
         self.steps = 0
         """Inner steps since the newest contribution was written; if rounds went by while this node was away, those of
         the round under way alone."""
@@ -285,7 +289,7 @@ class Accounts(_Standing):
             tokens=min(counted, tokens * parts),
             local=local,
         )
-        self.steps, self._restored_round = 0, None
+        self.steps, self._restored_at = 0, _NOT_RESTORED
         return _FromReplica(self._base.numpy(), fragment, local, Contributed(number=self._issued, tokens=tokens))
 
     def contribute(self, out: Vector, round: int) -> Contributed:
@@ -313,13 +317,17 @@ class Accounts(_Standing):
         else:
             self._apply(anchor, self._base, self._taken(taken))
             self._settled = max(self._settled, taken)
-        if self._restored_round is not None and round is not None and round > self._restored_round:
+        came_back, had = self._restored_at
+        if came_back is not None and round is not None and round > came_back:
             # Rounds went by while it was away, or until it knew of them: the work is kept, the place in them is not.
-            self.steps, self._restored_round = 0, None
+            # Who made most steps since, and is late for the round, is slow, and goes on where it is.
+            self.steps = self.steps if self.steps > 2 * had else 0
+            self._restored_at = _NOT_RESTORED
 
     def _forget(self) -> None:
         """Drop all progress, what was restored too."""
         self._restored = self._spent = self._mark = None
+        self._restored_at = _NOT_RESTORED
         self._tokens, self.steps = [0] * self._fragments.count, 0
 
     def _apply_first(self, anchor: Vector, round: int | None) -> None:
@@ -449,7 +457,7 @@ class Accounts(_Standing):
         if len(saved.tokens) != self._fragments.count:
             raise LocalError(f"a snapshot of {len(saved.tokens)} fragments for {self._fragments.count}")
         self._restored, self._tokens, self.steps = saved, list(saved.tokens), saved.steps
-        self._restored_round = saved.round
+        self._restored_at = saved.round, saved.steps
         if spent:
             self._spent = self._fragments.of_round(saved.round + 1)
             self._tokens[self._spent.number] = 0

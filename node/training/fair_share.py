@@ -26,8 +26,9 @@ STEPS_LIMIT = 8
 """A node makes at most so many times the steps of the manifest, and at least that part of them."""
 SPEEDS_KEPT = 3
 NEWS_SHARE = 0.05
-"""A speed that differs by more than this share from the one last told is worth telling at once; one that differs by
-less from the median counts as that."""
+"""A speed that differs by more than this share from the one last told is worth telling at once."""
+SAME_SHARE = 0.03
+"""A speed that differs by no more than this share from the median counts as that."""
 
 
 def fair_steps(steps: int, mine: float, others: Sequence[float]) -> int:
@@ -49,7 +50,7 @@ def _is_known(speed: float) -> bool:
 
 
 def _counted(speed: float, median: float) -> float:
-    if not _is_known(speed) or abs(speed - median) <= NEWS_SHARE * median:
+    if not _is_known(speed) or abs(speed - median) <= SAME_SHARE * median:
         return median
     return min(max(speed, median / CLAIM_LIMIT), median * CLAIM_LIMIT)
 

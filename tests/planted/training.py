@@ -13,20 +13,26 @@ TRAINING: tuple[Bug, ...] = (
     bug(
         "who comes back to a later round makes only the rest of the steps of the one it was killed in",
         "tests/node/training/test_accounts.py::test_who_comes_back_to_a_later_round_has_all_of_its_steps_to_make",
-        "round > self._restored_round:",
-        "round < self._restored_round:",
+        "round > came_back:",
+        "round < came_back:",
     ),
     bug(
         "one step made before the newest round is known, and the rest of the old one is all that is made of it",
         "tests/node/training/test_accounts.py::test_who_comes_back_to_a_later_round_has_all_of_its_steps_to_make",
         "self._tokens = [counted + tokens for counted in self._tokens]",
-        "self._tokens, self._restored_round = [counted + tokens for counted in self._tokens], None",
+        "self._tokens, self._restored_at = [counted + tokens for counted in self._tokens], _NOT_RESTORED",
+    ),
+    bug(
+        "a node that came back, and is slow, begins its steps again with the next round",
+        "tests/node/training/test_accounts.py::test_who_came_back_and_is_late_for_its_round_goes_on_where_it_is",
+        "self.steps = self.steps if self.steps > 2 * had else 0",
+        "self.steps = 0",
     ),
     bug(
         "who told its speed a while ago waits for equal nodes that told theirs later",
         "tests/node/training/test_fair_share.py"
         "::test_equal_nodes_make_equal_steps_whatever_a_hundredth_of_their_speeds_was_told_when",
-        "if not _is_known(speed) or abs(speed - median) <= NEWS_SHARE * median:",
+        "if not _is_known(speed) or abs(speed - median) <= SAME_SHARE * median:",
         "if not _is_known(speed):",
     ),
     bug(

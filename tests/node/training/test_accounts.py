@@ -256,6 +256,22 @@ def test_who_comes_back_to_a_later_round_has_all_of_its_steps_to_make(came_back_
     assert again.accounts.steps == 1
 
 
+def test_who_came_back_and_is_late_for_its_round_goes_on_where_it_is() -> None:
+    life = Life(SyncSettings(chunk_values=2)).stand(vector(4), round=4)
+    life.learn(1)
+    saved = copied(life.accounts.saved(4, midway=True))
+    again = Life(SyncSettings(chunk_values=2))
+    again.accounts.restore(saved)
+    again.stand(vector(4), round=4)
+    for _ in range(4):
+        again.learn(1)
+    again.stand(vector(5), round=5)
+    assert again.accounts.steps == 5
+    again.learn(1)
+    again.stand(vector(6), round=6)
+    assert again.accounts.steps == 6
+
+
 def test_snapshot_of_other_fragments_is_refused() -> None:
     life = Life().stand(vector(0))
     with pytest.raises(LocalError, match="after an anchor"):

@@ -80,8 +80,8 @@ def test_fleets_of_many_speeds_arrive_together_and_train_on_as_much_as_before(se
 def test_equal_nodes_make_equal_steps_whatever_a_hundredth_of_their_speeds_was_told_when() -> None:
     assert fair_steps(100, 9.9, [9.7, 9.72, 9.58, 9.9, 9.67]) == 100
     assert fair_steps(100, 9.58, [9.7, 9.72, 9.9, 9.9, 9.67]) == 100
-    assert fair_steps(100, 10.6, [10.0, 10.0, 10.0]) == 104, "more than that is a faster node"
-    assert fair_steps(100, 10.0, [10.0, 10.0, 9.4]) == 102
+    assert fair_steps(100, 10.4, [10.0, 10.0, 10.0]) == 103, "more than that is a faster node"
+    assert fair_steps(100, 10.0, [10.0, 10.0, 9.6]) == 101
 
 
 def test_a_node_that_becomes_slow_is_planned_for_two_rounds_later() -> None:
