@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from shoal.node.reporting.events import (
     Holding,
     Linked,
     Lost,
+    Released,
     Revived,
     RoundEnded,
     RoundStarted,
@@ -49,14 +51,14 @@ from shoal.testnet.scenario import Scenario
 LOG_SHOWN_CHARS: Final = 600
 TOGETHER: Final = Hold(round=1, phase="train")
 RENEWED_S: Final = HOLD_LIMIT_S / 4
-"""Who waits for others is asked so often to go on waiting: else the first of many begins before the last has started.
-"""
+"""Between two requests to who waits for others to go on waiting: else the first begins before the last has started."""
 START_DEADLINE_S: Final = 180.0
 TOGETHER_DEADLINE_S: Final = 120.0
 TOGETHER_S_PER_NODE: Final = 12.0
 """Of a machine with two cores that starts all at once: what a daemon and its trainer import takes some seconds each."""
 SETTLED_S: Final = 10.0
-SETTLE_DEADLINE_S: Final = 120.0
+SETTLE_DEADLINE_S: Final = 180.0
+_UNREST: Final = (Linked, Lost, Died, Revived)
 
 
 class Swarm(Fleet):
@@ -122,18 +124,21 @@ class Swarm(Fleet):
 
     def all_wait(self) -> bool:
         """True if every node stands still before its first round."""
-        waiting = {entry.node for entry in self.journal.entries if isinstance(entry.event, Holding)}
-        return len(waiting) == len(self.nodes)
+        held = Counter[int]()
+        for entry in self.journal.entries:
+            held[entry.node] += isinstance(entry.event, Holding) - isinstance(entry.event, Released)
+        return sum(held.values()) == len(self.nodes)
 
     async def _settle(self) -> None:
         """Wait until links stay as they are: many that start on one machine take the time to answer from each other."""
-        with trio.move_on_after(SETTLE_DEADLINE_S):
-            while True:
-                seen = len(self.journal.entries)
-                await trio.sleep(SETTLED_S)
-                if not any(isinstance(entry.event, (Linked, Lost)) for entry in self.journal.entries[seen:]):
-                    return
-                await self._ask_all("renew")
+        ends_at = trio.current_time() + SETTLE_DEADLINE_S
+        while trio.current_time() < ends_at:
+            seen = len(self.journal.entries)
+            with trio.move_on_after(SETTLED_S):
+                await self.until(lambda: False, "links stay", math.inf)
+            if not any(isinstance(entry.event, _UNREST) for entry in self.journal.entries[seen:]):
+                return
+            await self._ask_all("renew")
 
     async def _ask_all(self, op: str) -> None:
         """Ask every node for this; who is not there yet, or no more, is left at that."""

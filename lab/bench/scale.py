@@ -33,7 +33,7 @@ from shoal.lab.bench.tally_workload import WORKLOAD_NAME
 from shoal.lab.case import Case
 from shoal.lab.fleet import Swarm, cpu_s, load_per_core, pss_mb
 from shoal.lab.shipped import init_tables, not_default
-from shoal.node.reporting.events import CaughtUp, Contributed, Holding, Linked, Lost, Revived, RoundEnded
+from shoal.node.reporting.events import CaughtUp, Contributed, Holding, Linked, Lost, Released, Revived, RoundEnded
 from shoal.node.reporting.events import RoundStarted as Begun
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.identity import PeerId
@@ -101,6 +101,8 @@ class ScaleSwarm(Swarm):
                     self.past[entry.node] = max(number, self.past.get(entry.node, 0))
                 case Holding():
                     self.together.add(entry.node)
+                case Released():
+                    self.together.discard(entry.node)
         self._read_entries = len(self.journal.entries)
 
     @property
