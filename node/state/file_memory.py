@@ -200,7 +200,7 @@ class FilePool(VectorPool):
         self._together, self._kept = together, kept
         self._files = weakref.WeakSet[Any]()
         self._readied: memoryview | None = None
-        """The spare memory that gets its pages, until it is taken."""
+        """The spare memory that gets its pages, until it has them or is taken."""
         self._is_awaited = False
         """Somebody waits for the lock to take memory, and a lock is not fair."""
         self._lock = threading.Lock()
@@ -259,5 +259,7 @@ class FilePool(VectorPool):
         for begin in range(0, size, TOUCHED_BYTES):
             with self._lock:
                 if self._is_awaited or self._readied is not memory:
-                    return
+                    break
                 np.frombuffer(memory, np.uint8)[begin : begin + TOUCHED_BYTES : PAGE_BYTES] = 0
+        with self._lock:  # it is nobody's but the spare's, which may let it go
+            self._readied = None if self._readied is memory else self._readied

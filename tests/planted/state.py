@@ -699,6 +699,12 @@ STATE: tuple[Bug, ...] = (
         "        with threading.Lock():\n            self._is_awaited = False",
     ),
     bug(
+        "memory that was made ready for a state keeps its room when it is let go",
+        "tests/node/state/test_file_memory.py::test_memory_that_was_made_ready_and_is_let_go_takes_no_room",
+        "self._readied = None if self._readied is memory else self._readied",
+        "pass",
+    ),
+    bug(
         "pages are touched of memory that another took",
         "tests/node/state/test_file_memory.py::test_memory_that_is_made_ready_is_what_is_taken_meanwhile",
         "if self._is_awaited or self._readied is not memory:",

@@ -192,3 +192,11 @@ def test_memory_is_made_ready_only_up_to_what_is_kept(tmp_path: Path, monkeypatc
     assert len(made) == 3
     pool.take_together(5000, 2)
     assert len(made) == 3
+
+
+def test_memory_that_was_made_ready_and_is_let_go_takes_no_room(tmp_path: Path) -> None:
+    """As before the first round: what is made ready is for a state, and S(0) has a vector of its own."""
+    pool = FilePool(tmp_path, 4096, together=2)
+    pool.prepare(5000)
+    first = pool.take(5000)
+    assert [mapping_of(first)] == list(pool._files)
