@@ -11,7 +11,7 @@ import pytest
 
 from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.protocol.manifest import render_manifest
-from tests.node.lab import BATCH, Swarm, assert_exact
+from tests.node.lab import BATCH, Swarm, assert_exact, eventually
 
 STEPS = 60
 STEP_S = (0.01, 0.01, 0.04)
@@ -45,6 +45,7 @@ def test_who_comes_back_in_the_midst_of_a_round_contributes_what_it_has_when_the
         third.certified(2)
         third.kill()
         first.certified(3)
+        eventually(lambda: (first.ask("status")["step"] or 0) in range(STEPS // 6, STEPS // 2), "a part of the round")
         third.start(*data_of(tmp_path, 2), join=[first])
         back = third.wait("contributed")
         assert 0 < back["tokens"] < STEPS * BATCH
