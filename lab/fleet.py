@@ -58,6 +58,7 @@ TOGETHER_S_PER_NODE: Final = 12.0
 """Of a machine with two cores that starts all at once: what a daemon and its trainer import takes some seconds each."""
 SETTLED_S: Final = 10.0
 SETTLE_DEADLINE_S: Final = 180.0
+"""Links stay once none has come or gone for so long; founders whose links never do begin at the deadline."""
 _UNREST: Final = (Linked, Lost, Died, Revived)
 
 
@@ -103,8 +104,7 @@ class Swarm(Fleet):
             await self.launch(node, join=first.addresses, holds=holds)
 
     async def begin_together(self) -> float | None:
-        """Start all and, when they wait for the first round and their links stay, let them go; returns how long the
-        start took.
+        """Start all, let them go once all wait for the first round and links stay; returns how long the start took.
 
         None if not all were there in time: they begin all the same. Raises NetworkError if one ended.
         """

@@ -228,8 +228,7 @@ class Lead:
             deal=self._deal,
             line=facts.seating.line,
         )
-        relays, _ = self._disputes.relay_choice.around(plan, separated(candidates), facts.alive)
-        return msgspec.structs.replace(plan, relays=relays)
+        return self._relayed(plan)
 
     def _plan_order(self, attempt: int, evicted: tuple[PeerId, ...]) -> PlanOrder:
         facts = self._facts
@@ -305,10 +304,13 @@ class Lead:
             return order
         plan_order = self._plan_order(eviction.attempt, tuple(sorted(eviction.evicted)))
         revised = revise_plan(plan, plan_order, helds, self._deal)
-        return revised if plan.view == facts.agreement.view else self._relayed_anew(revised)
+        return revised if plan.view == facts.agreement.view else self._relayed(revised)
 
-    def _relayed_anew(self, plan: Plan) -> Plan:
-        """Leave the relays that another lead planned: it may have led whom it likes through itself, to drop it all."""
+    def _relayed(self, plan: Plan) -> Plan:
+        """The plan with relays between those that do not reach each other, and no others.
+
+        Another lead, whose plan it may have been, may have led whom it likes through itself, and dropped it all.
+        """
         bare = msgspec.structs.replace(plan, relays=())
         there = {peer: ready for peer, ready in self._facts.candidates().items() if peer in plan.remaining}
         relays, _ = self._disputes.relay_choice.around(bare, separated(there), self._facts.alive)

@@ -320,8 +320,8 @@ class Stalled(RoundMessage, frozen=True, kw_only=True):
     """Report to the lead, under one plan, of participants that do not send or take what they owe.
 
     `peers` owe the sender contributions, or have to take what it sends, and have not moved enough for the stall
-    deadline. `late` are owners whose finals it misses; they may be waiting for somebody themselves, as
-    the sender is if it is among them.
+    deadline. `late` are owners whose finals it misses; they may be waiting for somebody themselves, as the
+    sender is if it is among them.
     """
 
     plan: Hash

@@ -1,6 +1,6 @@
 """`shoal bench scale`: crowded swarms of real nodes, left alone or struck, on one machine.
 
-    start ─► all wait for round 1 ─► let go ─► rounds, of which each has a time of rest ─► what the nodes kept, checked
+    start ─► all wait for round 1 ─► links stay, let go ─► rounds, each with a time of rest ─► what nodes kept, checked
     with --held, --stopped or --apart:   … rounds before ─► some have a share of a core, are stopped, or do not reach
                                          the others ─► 10 s ─► rounds after
 

@@ -321,7 +321,8 @@ class Accounts(_Standing):
         if came_back is not None and round is not None and round > came_back:
             # Rounds went by while it was away, or until it knew of them: the work is kept, the place in them is not.
             # Who made most steps since, and is late for the round, is slow, and goes on where it is.
-            self.steps = self.steps if self.steps > 2 * had else 0
+            if self.steps <= 2 * had:
+                self.steps = 0
             self._restored_at = _NOT_RESTORED
 
     def _forget(self) -> None:

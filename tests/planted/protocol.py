@@ -510,7 +510,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "the relays of a lead that was replaced stay",
         "tests/protocol/test_disputes.py::test_whom_a_lead_that_fell_silent_led_through_itself_stays",
-        "return revised if plan.view == facts.agreement.view else self._relayed_anew(revised)",
+        "return revised if plan.view == facts.agreement.view else self._relayed(revised)",
         "return revised",
     ),
     bug(

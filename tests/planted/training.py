@@ -25,8 +25,8 @@ TRAINING: tuple[Bug, ...] = (
     bug(
         "a node that came back, and is slow, begins its steps again with the next round",
         "tests/node/training/test_accounts.py::test_who_came_back_and_is_late_for_its_round_goes_on_where_it_is",
-        "self.steps = self.steps if self.steps > 2 * had else 0",
-        "self.steps = 0",
+        "if self.steps <= 2 * had:",
+        "if True:",
     ),
     bug(
         "who told its speed a while ago waits for equal nodes that told theirs later",
