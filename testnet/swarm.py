@@ -61,6 +61,8 @@ WARMUP_TOKENS: Final = 20_000
 
 START_DEADLINE_S: Final = 90.0
 TOGETHER: Final = Hold(round=1, phase="train")
+JOINED_AT_ONCE: Final = 3
+"""Nodes whose addresses a newcomer is given: a fault that strikes as it starts may take one of them."""
 TOGETHER_DEADLINE_S: Final = 60.0
 """Founders that are not there by then are not waited for."""
 ROUND_DEADLINE_S: Final = 60.0
@@ -300,19 +302,20 @@ class Testnet(Fleet):
             await node.ask("release")
 
     async def join(self, index: int) -> None:
-        """Start a node, new or known, that joins the first of the others it could reach.
+        """Start a node, new or known, that joins the first of the others it could reach: one may be killed just now.
 
         Raises NetworkError if there is none, or if the node runs already.
         """
         if self.has(index) and self.node(index).alive:
             raise NetworkError(f"node {index} is running already")
         others = (other for other in self.nodes if other.index != index)
-        host = next((other for other in others if other.addresses and not other.stopped), None)
-        if host is None:
+        hosts = [other for other in others if other.addresses and not other.stopped][:JOINED_AT_ONCE]
+        if not hosts:
             raise NetworkError("nobody is there to join")
         # How many rounds are left for it nobody knows: it stays until it is asked to leave.
         node = self.node(index) if self.has(index) else self.add(index)
-        await self.launch(node, join=host.addresses, holds=self.holds(index))
+        addresses = tuple(address for host in hosts for address in host.addresses)
+        await self.launch(node, join=addresses, holds=self.holds(index))
 
     def _first_holds(self, index: int) -> tuple[Hold, ...]:
         """Points at which a founder holds: also the one where all begin together."""

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 
@@ -98,6 +99,21 @@ async def test_demo_kills_and_joins_and_certifies_all_rounds(tmp_path: Path) -> 
     assert [t.fault.kind for t in told if isinstance(t, FaultInjected)] == ["kill", "join"]
     assert [(t.index, t.peer_id) for t in told if isinstance(t, NodeJoined)] == [(4, report.nodes[4].peer_id)]
     assert [t for t in told if isinstance(t, NodeEnded)] == []
+
+
+@in_trio
+async def test_who_joins_beside_a_kill_is_given_more_addresses_than_that_of_the_killed(tmp_path: Path) -> None:
+    faults = (Fault(kind="kill", node=0, round=3), Fault(kind="join", node=4, round=3))
+    scenario, launches = Scenario(nodes=4, rounds=5, faults=faults), list[Launch]()
+    runtime = fakes(scenario)
+
+    def command(launch: Launch) -> list[str]:
+        launches.append(launch)
+        return runtime.command(launch)
+
+    report = await run_testnet(scenario, tmp_path, runtime=replace(runtime, command=command))
+    assert [fault.error for fault in report.faults] == [None, None]
+    assert set(launches[-1].join) - {"/fake/0"} >= {"/fake/1", "/fake/2"}
 
 
 @in_trio
