@@ -84,6 +84,10 @@ class InitOptions:
         Literal["inside", "outside"] | None,
         Option("--waiting", help="Where who has no seat waits: linked with all, 64 in all, or outside, however many."),
     ] = None
+    sites: Annotated[
+        Literal["apart", "together"] | None,
+        Option("--sites", help="Whether nodes of one site, which `shoal run --site` names, contribute together."),
+    ] = None
     output: Annotated[Path, Option("-o", "--output", help="The manifest to write.", metavar="FILE")] = Path(
         "swarm.toml"
     )
@@ -156,7 +160,7 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
         tables["inner"] = {**tables.get("inner", {}), "optimizer": options.optimizer}
     strangers_may_vote = options.admission == "open" or options.waiting == "outside"
     voters = options.voters or ("named" if strangers_may_vote and strategy.certifies else None)
-    membership = {"voters": voters, "seats": options.seats, "waiting": options.waiting}
+    membership = {"voters": voters, "seats": options.seats, "waiting": options.waiting, "sites": options.sites}
     if any(value is not None for value in membership.values()):
         tables["membership"] = {key: value for key, value in membership.items() if value is not None}
     if options.seats:

@@ -119,6 +119,11 @@ def config_of(options: RunOptions) -> NodeConfig:
     if options.holds and not options.test_mode:
         raise ConfigError("--hold works with --test-mode only; it is for tests")
     manifest, join = _swarm_of(options, entry_points=(*installed_workloads(), *installed_policies(), OWN_LOOP))
+    if options.site is not None and not manifest.sites_together:
+        raise ConfigError(
+            "--site: in this swarm every node contributes for itself; leave it out, or found a swarm with "
+            "`shoal init --sites together`"
+        )
     if manifest.rollouts is None:
         _check_shares_nothing(manifest, options)
     else:

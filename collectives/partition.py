@@ -23,6 +23,7 @@ from shoal.protocol.messages import OwnedRange, Plan
 EVEN_FACTOR = 2
 """Rates above the fastest divided by this count as equal to it: they are measured on links and machines that others use
 too, and who was dealt more also moved more. An equal deal among such costs less than a third of the time."""
+NOBODY: Mapping[PeerId, PeerId] = {}
 CAP_FAIR_SHARES = 2
 """No owner is dealt more than this many times an equal share."""
 
@@ -56,9 +57,17 @@ def owner_by_chunk(plan: Plan) -> tuple[int, ...]:
     return tuple(owned.owner for owned in ranges for _ in range(owned.start, owned.stop))
 
 
-def partners(peers: Collection[PeerId], owners: Collection[PeerId], me: PeerId) -> frozenset[PeerId]:
-    """Those of `peers` with whom `me` exchanges payloads: with whoever owns chunks, and an owner with everybody."""
-    return frozenset(peers if me in owners else owners) - {me}
+def partners(
+    peers: Collection[PeerId], owners: Collection[PeerId], me: PeerId, delegates: Mapping[PeerId, PeerId] = NOBODY
+) -> frozenset[PeerId]:
+    """Those of `peers` with whom `me` exchanges payloads: with whoever owns chunks, and an owner with everybody.
+
+    delegates: of those who exchange nothing with others than their own.
+    """
+    if me in delegates:
+        return frozenset(peers) & {delegates[me]}
+    whole = frozenset(peers if me in owners else owners)
+    return whole.difference({me}, (peer for peer in delegates if peer not in owners and delegates[peer] != me))
 
 
 def owners_in(plan: Plan) -> frozenset[PeerId]:

@@ -115,6 +115,8 @@ class Reduction:
         self._memory = memory or PayloadPool(0)
         self._places = {p.peer: i for i, p in enumerate(plan.participants)}
         self._contributors = plan.contributors()
+        self.delegate = plan.delegates.get(identity.peer_id)
+        """From whom this node takes all finals, once that one has them; None where owners send them."""
         self._lock = threading.Lock()
         self._gate = threading.Lock()
         self._started = self._closed = False
@@ -261,7 +263,7 @@ class Reduction:
             if final_format.source(chunk) != me or owned:
                 continue
             for to in final_format.plan.remaining:
-                if to != me and has.get(to, {}).get(chunk) != final.result:
+                if to != me and to not in final_format.plan.delegates and has.get(to, {}).get(chunk) != final.result:
                     self._send(to, FrameKind.FINAL, chunk, final.payload.data)
 
     def _send(self, to: PeerId, kind: FrameKind, chunk: int, payload: memoryview) -> None:
@@ -406,7 +408,7 @@ class Reduction:
         n = len(final_format.plan.participants)
         for place in ((self._me + i) % n for i in range(1, n)):
             to = final_format.plan.participants[place].peer
-            if to not in self._closed_to:
+            if to not in self._closed_to and to not in final_format.plan.delegates:
                 self._post(to, FrameKind.FINAL, chunk, final.payload.data)
 
     # --- finals in ---
@@ -502,11 +504,17 @@ class Reduction:
         with self._lock:
             return dict(self._received)
 
+    @property
+    def wanted(self) -> frozenset[int]:
+        """Chunks whose finals are to come from others, and are not here."""
+        with self._lock:
+            return frozenset(self._finals_wanted)
+
     def waiting_for(self) -> Waiting:
-        """The peers of whom something is still missing here."""
+        """The peers of whom something is still missing here; whoever has a delegate is owed nothing."""
         with self._lock:
             owing = {place for inbox in self._inboxes.values() for place in inbox.owing}
-            late = {self.final_format.source(chunk) for chunk in self._finals_wanted}
+            late = set() if self.delegate else {self.final_format.source(chunk) for chunk in self._finals_wanted}
         contributions = frozenset(self.plan.participants[place].peer for place in owing)
         return Waiting(contributions=contributions, finals=frozenset(late))
 
@@ -517,6 +525,8 @@ class Reduction:
                 return set(), set()
             place = self._places.get(peer)
             contributions = {chunk for chunk, inbox in self._inboxes.items() if place in inbox.owing}
+            if self.delegate is not None:
+                return contributions, set()
             return contributions, {chunk for chunk in self._finals_wanted if self.final_format.source(chunk) == peer}
 
     @property

@@ -116,6 +116,10 @@ class Surroundings:
         """Nobody."""
         return ()
 
+    def site_mates(self) -> Collection[PeerId]:
+        """Nobody."""
+        return ()
+
     @staticmethod
     def is_revoked(peer: PeerId) -> bool:
         """Nobody is."""

@@ -57,6 +57,7 @@ from shoal.node.rounds.fork_file import ForkFile
 from shoal.node.rounds.key_use import KeyUse
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
+from shoal.node.rounds.site_exchange import OfferedWork, SiteExchange
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.services import Service, UserOrders
 from shoal.node.state.binding import bind
@@ -65,6 +66,7 @@ from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints, entries_beyond
 from shoal.node.state.disk_need import disk_need
 from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.fetching import Fetcher
 from shoal.node.state.image_exchange import ImageExchange
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, StateServer
@@ -83,6 +85,7 @@ from shoal.node.when import Rule
 from shoal.node.workload import WorkloadError
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import RemoteError, ShoalError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Reduced
@@ -144,7 +147,8 @@ class Node:
         self.frames = FrameTakers()
         lanes = _lane_pool(config, host, self.frames)
         vectors = VectorCache(cache.lookup)
-        chunks = ChunkExchange(post=lanes.post, lookup=vectors.lookup)
+        offered = OfferedWork(vectors.lookup)
+        chunks = ChunkExchange(post=lanes.post, lookup=offered.lookup)
         self.traffic = PlanTraffic(post=lanes.post, waiting=lanes.waiting)
         self.is_follower = is_follower(config, chain, identity.peer_id)
         self.members = members = self._make_members(config, host, Sealer(identity, manifest.swarm_id, boot), chain)
@@ -209,6 +213,15 @@ class Node:
             chain_waits=ChainWaits(host, state_store, linked),
             image_exchange=ImageExchange(host, cache, catchup, linked),
             enlist_exchange=EnlistExchange(host, linked, members.give),
+            site=SiteExchange(
+                host,
+                offered,
+                Fetcher(lanes=lanes, chunks=chunks, scores=DonorScores()),
+                name=config.site if manifest.sites_together else None,
+                swarm=manifest.swarm_id,
+                linked=linked,
+                record_of=members.record_of,
+            ),
             is_follower=self.is_follower,
             state_store=state_store,
             resumption=resumption,

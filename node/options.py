@@ -26,6 +26,7 @@ from shoal.protocol.manifest import Manifest
 from shoal.protocol.manifest_rollouts import GROUPS_LIMIT
 from shoal.protocol.names import check_name, name_of_host
 from shoal.protocol.rollouts import COMPLETION_LEAST, COMPLETION_LIMIT
+from shoal.protocol.sites import check_site
 from shoal.protocol.terms import RollbackPolicy
 
 DEFAULT_DATA_DIR = platformdirs.user_data_path("shoal", appauthor=False)
@@ -195,6 +196,16 @@ class NodeOptions:
             help="What people see this node called, in place of the machine's own name. Every peer is told; it stays "
             "with the data folder until another is given.",
             check=check_name,
+        ),
+    ] = None
+    site: Annotated[
+        str | None,
+        Option(
+            "--site",
+            help="Where this node is: nodes of one site, behind one uplink, contribute together where the manifest "
+            "has sites together. Who knows the name may say it too.",
+            check=check_site,
+            panel=NETWORK,
         ),
     ] = None
     join: Annotated[

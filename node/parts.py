@@ -19,6 +19,7 @@ from shoal.node.reporting.event_log import EventLog
 from shoal.node.rounds.enlist_exchange import EnlistExchange
 from shoal.node.rounds.reducing import ReductionDriver
 from shoal.node.rounds.relay_room import RelayRoom
+from shoal.node.rounds.site_exchange import SiteExchange
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import Checkpoints
@@ -69,6 +70,7 @@ class Parts:
     chain_waits: ChainWaits
     image_exchange: ImageExchange
     enlist_exchange: EnlistExchange
+    site: SiteExchange
     is_follower: bool
     state_store: StateStore
     resumption: Resumption

@@ -35,6 +35,7 @@ from shoal.node.peers import UNKNOWN_PHASE, peer_rows
 from shoal.node.reporting.round_log import term_text
 from shoal.node.strategies.rounds import Rounds
 from shoal.node.training.trainer_messages import Evaluated
+from shoal.protocol import sites
 from shoal.protocol.amending import AmendConsent, amended_settings, settings_of
 from shoal.protocol.bans import FOR_EVER, Sentence
 from shoal.protocol.followers import FOLLOWS
@@ -63,6 +64,7 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
             *(*reaching.capabilities, *_standing_of(parts), capability_of(parts.config.node_name)),
             *other_data.capability_of(parts.swarm_id, client.held_out_data),
             *step_capability(client.step_tokens),
+            *_site_of(parts),
         ),
         software=SOFTWARE,
         tokens_per_s=0.0 if client.stuck else client.steady_tokens_per_s,
@@ -79,6 +81,11 @@ def node_record(parts: Parts, rounds: Rounds, reaching: Reaching, phase: Phase) 
 
 def _standing_of(parts: Parts) -> tuple[str, ...]:
     return (FOLLOWS,) if parts.is_follower or parts.chain.is_outside(parts.identity.peer_id) else ()
+
+
+def _site_of(parts: Parts) -> tuple[str, ...]:
+    name = parts.config.site if parts.config.manifest.sites_together else None
+    return () if name is None else (sites.capability_of(name, parts.swarm_id, parts.identity.peer_id),)
 
 
 class Page(Protocol):

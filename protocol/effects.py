@@ -155,11 +155,32 @@ class Contribute:
     """Encode what was trained, commit to it, and have it on disk.
 
     Comes to the Ready to be announced: of a contribution, or, where none can be made, of an observer; None if this is
-    not what was waited for. alone: nobody else can have heard what this node announced.
+    Comes to the Ready to be announced: of a contribution, or, where none can be made, of an observer; None if this is
+    not what was waited for. alone: nobody else can have heard what this node announced. delegate: it is to be handed
+    over to this member of the site, and not on disk before that one refused; without, it has in it what others of the
+    site handed over.
     """
 
     work: object
     alone: bool = False
+    delegate: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Begin to hand over what was made to the delegate of the site; what comes of it is told by `HandedOver`."""
+
+    delegate: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """The delegate has what was made: nothing of it is to count again here."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOwn:
+    """The delegate has not taken it: have it on disk. Comes to the Ready that announces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +385,9 @@ MemberEffect = (
     | Train
     | PauseTrainer
     | Contribute
+    | HandOver
+    | PassOn
+    | KeepOwn
     | FindWork
     | ResumeWork
     | SettleWork

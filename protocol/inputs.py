@@ -88,6 +88,25 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
+class Offered:
+    """A member of this node's site has handed over its contribution to the round after the value of that hash."""
+
+    peer: PeerId
+    base: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The delegate of this site was offered this node's contribution to the round after that value.
+
+    taken: it has it, or may have it; else it has not, for certain.
+    """
+
+    base: bytes
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerRestarted:
     """The trainer began anew, and what it was ordered is forgotten."""
 
@@ -207,6 +226,8 @@ Input = (
     | Tick
     | Linked
     | Trained
+    | Offered
+    | HandedOver
     | TrainerRestarted
     | Reduced
     | SetPaused

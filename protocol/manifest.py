@@ -309,6 +309,13 @@ class MembershipSection(Message, frozen=True, kw_only=True):
             "turn comes; takes named voters and few seats)."
         ),
     ] = "inside"
+    sites: Annotated[
+        Literal["apart", "together"],
+        Meta(
+            description="Whether nodes that say with --site that they are of one place contribute together (one of "
+            "them for all, so that their uplink carries one contribution and one state) or each apart."
+        ),
+    ] = "apart"
 
 
 class AgreementSection(Message, frozen=True, kw_only=True):
@@ -350,6 +357,7 @@ class Manifest(Message, frozen=True, kw_only=True):
         check_rollouts(self.rollouts, self.sync)
         self._check_voting()
         self._check_seats()
+        self._check_sites()
         if self.sync.exchanges_gradients and self.inner.optimizer != "adamw":
             raise ValueError(
                 f'[inner] optimizer = "{self.inner.optimizer}" goes with a strategy of inner steps; with strategy = '
@@ -382,6 +390,11 @@ class Manifest(Message, frozen=True, kw_only=True):
     def waits_outside(self) -> bool:
         """True if who trains and has no seat follows (enlisting.py)."""
         return self.membership is not None and self.membership.waiting == "outside"
+
+    @property
+    def sites_together(self) -> bool:
+        """True if members of one site contribute together (sites.py)."""
+        return self.membership is not None and self.membership.sites == "together"
 
     @property
     def longest_wait_rounds(self) -> int:
@@ -418,6 +431,15 @@ class Manifest(Message, frozen=True, kw_only=True):
                 "or more seats"
             )
 
+    def _check_sites(self) -> None:
+        if not self.sites_together:
+            return
+        if self.sync.exchanges_gradients or self.rollouts is not None or are_few(self.seats):
+            raise ValueError(
+                'sites = "together" in [membership] goes with strategies that average progress (diloco, streaming, '
+                'sparse), with seats for all and without [rollouts]; write sites = "apart"'
+            )
+
     def _check_voting(self) -> None:
         given = self.membership or self.agreement
         if given is not None and not self.strategy.certifies:
@@ -451,6 +473,8 @@ class Manifest(Message, frozen=True, kw_only=True):
             del tables["membership"]["seats"]  # earlier releases have no such key, and need none then
         if same.membership is not None and same.membership.waiting == "inside":
             del tables["membership"]["waiting"]  # as above
+        if same.membership is not None and same.membership.sites == "apart":
+            del tables["membership"]["sites"]  # as above
         if same.rollouts is not None and not same.rollouts.labels:
             del tables["rollouts"]["labels"]  # as above
         if same.rollouts is not None and same.rollouts.over_provision == 1:

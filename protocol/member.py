@@ -35,6 +35,8 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from shoal.protocol.agreement import Broadcast, Decided, Mismatch, NeedFinals, NeedState
 from shoal.protocol.amendment_orders import Amending
 from shoal.protocol.bans import NeedEvidence
@@ -64,7 +66,10 @@ from shoal.protocol.effects import (
     FinishWork,
     GiveWay,
     Goodbye,
+    HandOver,
+    KeepOwn,
     MemberEffect,
+    PassOn,
     PauseTrainer,
     Rejoin,
     Repair,
@@ -100,10 +105,12 @@ from shoal.protocol.inputs import (
     GenesisFetched,
     GoBack,
     GoOnWithout,
+    HandedOver,
     HeadMoved,
     Input,
     Linked,
     Loaded,
+    Offered,
     Proven,
     Received,
     Reduced,
@@ -133,6 +140,7 @@ from shoal.protocol.planning import (
 from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.seats import PassedOver, are_few
+from shoal.protocol.sites import SiteRound
 from shoal.protocol.surroundings import USUAL, Policies, Rules, Surroundings
 
 ANSWER_PERIOD_S = 1.0
@@ -198,6 +206,7 @@ class Member:
         self._linger_until: float | None = None
         self._still: str | None = None
         self._stands_on: bytes | None = None
+        self._site = SiteRound(identity.peer_id)
         self._now = 0.0
         self._steps: Steps | None = None
         self.newcomers = Newcomers()
@@ -319,6 +328,8 @@ class Member:
         if machine is None or not machine.rests or self.leaving:
             return False
         contributes = machine.phase is Phase.TRAIN or self._here.made or self._trains_nothing
+        if self._site.holds:
+            return False
         claims = self._fork_watch.suspects_somebody or self.catching_up.has_claims
         orders = self._going_back.has_order or self._amending.has_order
         return contributes and not (claims or orders or self._no_quorum.without_quorum)
@@ -479,6 +490,7 @@ class Member:
         if self._goes_on(machine):
             yield from self._carry_out(self._amending.advise(machine, self._now))
         if self._goes_on(machine):
+            yield from self._contribute(machine)
             yield from self._be_done(machine)
             yield from self._keep_busy(machine)
             yield from self._try_leave(machine)
@@ -505,15 +517,56 @@ class Member:
             yield Contribute(event.work, alone=False)  # it is carried on, until a round counts it
         if machine is None or machine.round != event.round or (self.leaving and machine.holds_alone()):
             return
-        ready: Ready | None = yield Contribute(event.work, alone=self._is_alone())
+        self._site.hold(event.work, self._now)
+        yield from self._contribute(machine)
+
+    def _contribute(self, machine: RoundMachine, *, at_once: bool = False) -> Steps:
+        """Contribute what was trained, alone or with others of the site; or hand it over to the one that does so.
+
+        at_once: without those of the site that have yet to hand over theirs.
+        """
+        if not self._site.holds:
+            return
+        training = machine.training(self._here.site_mates())
+        delegate = self._site.delegate(training)
+        if delegate is None and not at_once and self._site.waits(training, self._now, self._settings.grace_s):
+            return
+        work = self._site.let_go()
+        ready: Ready | None = yield Contribute(work, alone=self._is_alone(), delegate=delegate)
         if ready is None:
             return
         if ready.role == CONTRIBUTOR:
             yield from self._mark_announced()
+        if ready.role == CONTRIBUTOR and delegate is not None:
+            self._site.handed_to = delegate
+            yield HandOver(delegate)
+        else:
+            yield from self._carry_out(machine.ready(ready, self._now))
+
+    def _offered(self, event: Offered) -> Steps:
+        """Another of the site hands over what it made; it was the last for which this node waited, maybe."""
+        yield from self._look_around()
+        if self.machine is not None and event.base == self._site.base:
+            self._site.offered.add(event.peer)
+            yield from self._contribute(self.machine)
+
+    def _handed_over(self, event: HandedOver) -> Steps:
+        """Observe, where the delegate has what this node made, and will have the finals; else contribute it."""
+        yield from self._look_around()
+        machine, delegate = self.machine, self._site.handed_to
+        if machine is None or delegate is None or event.base != self._site.base or not self._here.made:
+            return
+        self._site.handed_to = None
+        if event.taken:
+            yield PassOn()
+            ready = msgspec.structs.replace(self._absent(OBSERVER), delegate=delegate)
+        else:
+            ready = yield KeepOwn()
         yield from self._carry_out(machine.ready(ready, self._now))
 
     def _trainer_restarted(self, event: TrainerRestarted) -> Steps:
         yield from self._look_around()
+        self._site.let_go()
         if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):
             yield Train()
 
@@ -539,6 +592,8 @@ class Member:
         yield from self._look_around()
         yield PauseTrainer(event.paused)
         machine = self.machine
+        if machine is not None:
+            yield from self._contribute(machine, at_once=True)
         if machine is None or self._here.made:
             return
         role = self._role()
@@ -719,6 +774,7 @@ class Member:
         rules = here.rules(head.next_round)
         self._settings = rules.settings
         machine = self.machine = self._machine_after(head, rules)
+        self._site.begin(head.hash)
         unfinished = machine.restore(here.bound_in(next_position(head)))
         if self.abstains is not None:
             yield Tell(self.abstains, alarming=True)
@@ -742,7 +798,7 @@ class Member:
             return
         yield GiveWay(self._announced_early(next_position(head)))
         yield StandOnHead()  # may take a while, in which the others know already that they have to wait
-        if role == TRAINING:
+        if role == TRAINING and not here.made:
             yield Train(beside=machine.trainers())
         for heard in self._early.take():
             yield from self._take_message(heard)
@@ -866,7 +922,7 @@ class Member:
         lost = not here.made and (self._is_bound() or (self._is_announced() and not self._is_alone()))
         if lost or self._trains_nothing or self.finished or self.leaving:
             return OBSERVER
-        if here.made:
+        if here.made and self._site.handed_to is None:
             return CONTRIBUTOR
         return TRAINING if self._me in self._recent_members() else JOINER
 
@@ -983,7 +1039,7 @@ class Member:
 
         Of as many that come late as others the little work would cap the weight of all: there all make their steps.
         """
-        late = self._came_midway and machine.phase is Phase.TRAIN
+        late = self._came_midway and machine.phase is Phase.TRAIN and not (self._here.made or self._site.holds)
         if late and machine.most_ready() and self._role() == TRAINING:
             self._came_midway = False
             yield Train(at_once=True)
@@ -1028,6 +1084,8 @@ TRANSITIONS: Mapping[type[Input], Mapping[Standing, Transition]] = {
     Tick: _everywhere(Member._tick),
     Linked: _everywhere(Member._hear_of_link),
     Trained: _everywhere(Member._trained),
+    Offered: _everywhere(Member._offered),
+    HandedOver: _everywhere(Member._handed_over),
     TrainerRestarted: _everywhere(Member._trainer_restarted),
     Reduced: _everywhere(Member._reduced),
     SetPaused: _everywhere(Member._set_paused),

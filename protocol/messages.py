@@ -103,7 +103,8 @@ class Ready(RoundMessage, frozen=True, kw_only=True):
     `state` is the digest of S(e-1) as this node holds it; a node whose state differs must heal before it takes part.
     `squares` are the per-chunk sums of squares of the decoded contribution; `upload` and `download` bytes/s.
     `life` is drawn by who says it, at random, when it begins the round: who was restarted has another. `seal` and
-    `signature` are a contributor's, for third parties (commitments.py).
+    `signature` are a contributor's, for third parties (commitments.py). `delegate`, of an observer where sites are
+    together, is the member that has its contribution in its own, and from which it will have the finals (sites.py).
     """
 
     role: str
@@ -117,6 +118,7 @@ class Ready(RoundMessage, frozen=True, kw_only=True):
     life: Hash = NO_HASH
     seal: Hash = NO_HASH
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
+    delegate: Peer | msgspec.UnsetType = msgspec.UNSET
 
 
 class Participant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -170,6 +172,13 @@ class Relay(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     via: Place
 
 
+class Delegated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Participant `place`, of weight zero, takes the finals from participant `delegate`, of its own site."""
+
+    place: Place
+    delegate: Place
+
+
 class OwnedRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Chunks `start` to `stop` (exclusive) are summed and signed by participant number `owner`."""
 
@@ -208,6 +217,7 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     finals that stand although their owner may be gone. `clips`, only in a swarm that clips norms, has for every
     participant what its contribution is multiplied by in the sum, in 1/65536. `aggregate`, only where it is not the
     mean, says how contributions are combined. `moves`, in a later view than the first, shows that the view was entered.
+    `delegated`, only where sites are together and somebody has a delegate, says who, by their places.
     """
 
     view: View
@@ -225,6 +235,9 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     clips: Annotated[tuple[Clip, ...], msgspec.Meta(max_length=MEMBER_LIMIT)] | msgspec.UnsetType = msgspec.UNSET
     aggregate: Annotated[str, msgspec.Meta(max_length=AGGREGATE_LIMIT_CHARS)] | msgspec.UnsetType = msgspec.UNSET
     moves: Moves | msgspec.UnsetType = msgspec.UNSET
+    delegated: (
+        Annotated[tuple[Delegated, ...], msgspec.Meta(min_length=1, max_length=MEMBER_LIMIT)] | msgspec.UnsetType
+    ) = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if not isinstance(self.clips, msgspec.UnsetType) and len(self.clips) != len(self.participants):
@@ -234,6 +247,12 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
     def hash(self) -> bytes:
         """Hash that values and reports refer to: the plan, whichever quorum shows that its view was entered."""
         return domain_hash("plan", canonical(msgspec.structs.replace(self, moves=msgspec.UNSET)))
+
+    @cached_property
+    def delegates(self) -> Mapping[PeerId, PeerId]:
+        """From whom those take the finals who have a delegate, by PeerId."""
+        pairs = () if isinstance(self.delegated, msgspec.UnsetType) else self.delegated
+        return {self.participants[one.place].peer: self.participants[one.delegate].peer for one in pairs}
 
     @cached_property
     def relayed(self) -> Mapping[tuple[PeerId, PeerId], PeerId]:

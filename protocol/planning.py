@@ -31,6 +31,7 @@ from shoal.protocol.messages import (
     NO_HASH,
     WEIGHT_LIMIT,
     ChunkResults,
+    Delegated,
     Held,
     OwnedRange,
     Participant,
@@ -66,7 +67,7 @@ class RoundSettings:
     """Parameters of a round: those that the settings in force fix, and the number of values summed in it.
 
     norm_clip: whether no contribution may be larger than the median one. aggregate: what plans call the rule by which
-    contributions are combined. seats: how many contributions may count.
+    contributions are combined. seats: how many contributions may count. sites: whether a member may have a delegate.
     """
 
     numel: int
@@ -78,6 +79,7 @@ class RoundSettings:
     norm_clip: bool = False
     aggregate: str = MEAN
     seats: int = MEMBER_LIMIT
+    sites: bool = False
 
     @property
     def chunks(self) -> int:
@@ -97,6 +99,7 @@ class RoundSettings:
             norm_clip=manifest.sync.norm_clip,
             aggregate=manifest.sync.plan_aggregate,
             seats=manifest.seats,
+            sites=manifest.sites_together,
         )
 
 
@@ -197,6 +200,9 @@ def make_plan(
         for p in order
     )
     clips = norm_clips({p: readies[p].squares for p in order if weights.get(p, 0)})
+    delegated = _delegated(order, readies, weights) if settings.sites else ()
+    owners = sorted(set(range(len(order))) - {one.place for one in delegated})
+    rates = [(readies[order[place]].upload, readies[order[place]].download) for place in owners]
     return Plan(
         term=previous.next_term,
         round=previous.next_round,
@@ -205,13 +211,25 @@ def make_plan(
         attempt=plan_order.attempt,
         planner=plan_order.planner,
         participants=participants,
-        owners=deal([(readies[p].upload, readies[p].download) for p in order], chunks),
+        owners=tuple(OwnedRange(owners[one.owner], one.start, one.stop) for one in deal(rates, chunks)),
         evicted=plan_order.evicted,
         codec=settings.codec,
         numel=settings.numel,
         chunk_values=settings.chunk_values,
         clips=tuple(clips.get(p, CLIP_UNIT) for p in order) if settings.norm_clip else msgspec.UNSET,
         aggregate=settings.aggregate if settings.aggregate != MEAN else msgspec.UNSET,
+        delegated=delegated or msgspec.UNSET,
+    )
+
+
+def _delegated(
+    order: Sequence[PeerId], readies: Mapping[PeerId, Ready], weights: Mapping[PeerId, int]
+) -> tuple[Delegated, ...]:
+    """Those who have a delegate whose contribution counts; with any other, they observe as anybody may."""
+    places = {peer: place for place, peer in enumerate(order)}
+    named = ((peer, readies[peer].delegate) for peer in order if readies[peer].role == OBSERVER)
+    return tuple(
+        Delegated(places[peer], places[to]) for peer, to in named if isinstance(to, str) and weights.get(PeerId(to), 0)
     )
 
 
@@ -245,6 +263,7 @@ def check_plan(
         raise RemoteError("a plan that combines contributions otherwise than the settings have it", peer=sender)
     _check_weights(plan, sender, settings.weight_cap)
     _check_clips(plan, sender, norm_clip=settings.norm_clip)
+    _check_delegated(plan, sender, sites=settings.sites)
     _check_owners(plan, sender)
     _check_relays(plan, sender)
 
@@ -323,6 +342,21 @@ def _check_owners(plan: Plan, sender: PeerId) -> None:
         next_chunk = owned.stop
     if next_chunk != plan.chunks:
         raise RemoteError("a plan that does not deal every chunk once", peer=sender)
+
+
+def _check_delegated(plan: Plan, sender: PeerId, *, sites: bool) -> None:
+    """Check that who has a delegate contributes nothing, and that the delegate does."""
+    if isinstance(plan.delegated, msgspec.UnsetType):
+        return
+    if not sites:
+        raise RemoteError("a plan with delegates, which the manifest does not have", peer=sender)
+    places = [one.place for one in plan.delegated]
+    count = len(plan.participants)
+    if places != sorted(set(places)) or any(max(one.place, one.delegate) >= count for one in plan.delegated):
+        raise RemoteError("a plan with delegates of nobody", peer=sender)
+    for one in plan.delegated:
+        if plan.participants[one.place].weight or not plan.participants[one.delegate].weight:
+            raise RemoteError("a plan with a delegate that contributes for nobody", peer=sender)
 
 
 def _check_relays(plan: Plan, sender: PeerId) -> None:
@@ -409,6 +443,7 @@ def revise_plan(plan: Plan, plan_order: PlanOrder, helds: Mapping[PeerId, Held],
         source = min(sources, key=lambda place: (len(standing.get(place, ())), place))
         standing.setdefault(source, {})[chunk] = result
     remaining = [i for i in range(len(peers)) if i not in gone]
+    remaining = [i for i in remaining if peers[i] not in plan.delegates] or remaining
     rates = [(plan.participants[i].upload, plan.participants[i].download) for i in remaining]
     for owned in deal(rates, len(lost)) if lost else ():
         for chunk in lost[owned.start : owned.stop]:

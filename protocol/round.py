@@ -76,7 +76,7 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.newcomers import Newcomers
-from shoal.protocol.planning import CONTRIBUTOR, Deal, Eviction, RoundSettings, check_norms, check_plan
+from shoal.protocol.planning import CONTRIBUTOR, TRAINING, Deal, Eviction, RoundSettings, check_norms, check_plan
 from shoal.protocol.probation import Probation
 from shoal.protocol.seats import PassedOver, Seating
 from shoal.protocol.terms import make_consent
@@ -356,6 +356,12 @@ class RoundMachine:
         mine = facts.candidates().get(self.me)
         waits = mine is not None and mine.role == CONTRIBUTOR and facts.plan is None and self.phase is not Phase.DECIDED
         return frozenset(facts.awaited()) if waits else frozenset()
+
+    def training(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+        """Those of `peers` that say that they take part, and are still making their contribution."""
+        facts = self._facts
+        readies = ((peer, self._gathering.get(peer)) for peer in peers if peer in facts.alive)
+        return frozenset(peer for peer, ready in readies if ready is not None and ready.role == TRAINING)
 
     def trainers(self) -> frozenset[PeerId]:
         """The others that are expected to contribute to this round, or have done so."""
@@ -658,7 +664,7 @@ def _ends(way: RelayedWay) -> frozenset[int]:
 
 def _fixed(plan: Plan) -> tuple[object, ...]:
     """Fields that all revisions of a plan have in common."""
-    return plan.participants, plan.clips, plan.aggregate, plan.codec, plan.numel, plan.chunk_values
+    return plan.participants, plan.clips, plan.aggregate, plan.delegated, plan.codec, plan.numel, plan.chunk_values
 
 
 # -- where the round stands ------------------------------------------------------------------------------------

@@ -140,6 +140,10 @@ class Surroundings(Protocol):
         """Peers that can be told something."""
         ...
 
+    def site_mates(self) -> Collection[PeerId]:
+        """Linked peers of this node's site (sites.py); nobody where sites are apart."""
+        ...
+
     def may_join(self, peer: PeerId) -> bool:
         """True if the swarm lets a peer in."""
         ...

@@ -2,6 +2,9 @@
 
 Without that a participant reports too late to keep its place: its stall deadline for finals is as long as the least
 grace of a lead that has a quorum of reports.
+
+Who has a delegate (protocol/sites.py) has all finals from that one, once it reported; from others where it does not
+within DELEGATE_S of the first of them.
 """
 
 from __future__ import annotations
@@ -19,8 +22,11 @@ from shoal.node.rounds.pace import QUIET_S
 from shoal.node.state.catchup import CatchUp
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
+from shoal.protocol.timeouts import Since
 
 COPY_RETRY_S = 0.5  # between tries to have finals from others than their owner
+DELEGATE_S = 1.5
+"""Time for a delegate to have all finals once others have. A lead with a quorum of reports waits for twice as long."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +50,7 @@ class Copying:
         self._begin = begin
         self._copy: _Copy | None = None
         self._not_before = float("-inf")
+        self._complete_since = Since()
         self.complete_at: Sequence[PeerId] = ()
         """Other participants that hold all finals of the plan that the reduction under way goes by."""
 
@@ -60,10 +67,13 @@ class Copying:
         closed_to: of whom the reduction takes nothing more. A transfer that takes long begins again once there are
         more to have it from; what it brought stays.
         """
-        copy, donors = self._copy, [peer for peer in self.complete_at if peer not in {*quiet, *closed_to}]
-        chunks = sorted(chunk for peer in quiet for chunk in reduction.lacking(peer)[1])
+        copy, lacking = self._copy, reduction.wanted
+        if reduction.delegate is None:
+            donors = [peer for peer in self.complete_at if peer not in {*quiet, *closed_to}]
+            chunks = sorted(chunk for peer in quiet for chunk in reduction.lacking(peer)[1])
+        else:
+            donors, chunks = self._donors(reduction.delegate, now, closed_to), sorted(lacking)
         if copy is not None:
-            lacking = {chunk for peer in reduction.plan.remaining for chunk in reduction.lacking(peer)[1]}
             more = now - copy.began >= QUIET_S and not set(donors) <= set(copy.donors)
             if not lacking.isdisjoint(copy.chunks) and not (more and chunks):
                 return
@@ -71,6 +81,14 @@ class Copying:
         if chunks and donors and now >= self._not_before:
             self._copy = _Copy(reduction, chunks, donors, now)
             self._begin(partial(self._run, self._copy))
+
+    def _donors(self, delegate: PeerId, now: float, closed_to: Collection[PeerId]) -> list[PeerId]:
+        """Who has all finals, for one whose delegate is this."""
+        complete = [peer for peer in self.complete_at if peer not in closed_to]
+        waited_s = self._complete_since.note(bool(complete), now)
+        if delegate in complete and waited_s < 2 * DELEGATE_S:
+            return [delegate]
+        return complete if delegate in closed_to or waited_s >= DELEGATE_S else []
 
     async def _run(self, copy: _Copy) -> None:
         final_format = copy.reduction.final_format
@@ -87,6 +105,7 @@ class Copying:
     def stop(self) -> None:
         """The reduction under way is over, is revised, or takes nothing more from some: nobody is known to have it."""
         self.complete_at = ()
+        self._complete_since = Since()
         self._end()
 
     def _end(self) -> None:

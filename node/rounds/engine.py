@@ -257,6 +257,8 @@ class Engine:
         self.observer.began(effect.base, effect.settings)
         self._transition.begin_round(trio.current_time())
         self._p.reduce.forget()
+        settings = effect.settings
+        self._p.site.begin(effect.base.hash, Grid(settings.numel, settings.chunk_values), settings.codec)
         return self.observer.proven(self._state_store.chain)
 
     async def _take_part(self, effect: effects.TakePart) -> None:
@@ -303,7 +305,9 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     Broadcast: lambda engine, effect: engine._p.links.broadcast(effect.message),
     effects.Certified: lambda engine, effect: engine.observer.certified(effect.certificate),
     effects.CloseOff: lambda engine, effect: engine._p.reduce.close_off(effect.lineage, effect.evicted),
-    effects.Contribute: lambda engine, effect: engine._part.contribute(effect.work, alone=effect.alone),
+    effects.Contribute: lambda engine, effect: engine._part.contribute(
+        effect.work, alone=effect.alone, delegate=effect.delegate
+    ),
     effects.DrawGenesis: lambda engine, effect: engine._transition.draw(effect.certified),
     effects.DropOrder: lambda engine, effect: trio.to_thread.run_sync(engine._orders.remove, effect.kind),
     effects.Evicted: Engine._evicted,
@@ -315,10 +319,13 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.ForgetEarlier: lambda engine, effect: engine._state_store.earlier.forget(effect.besides),
     effects.GiveWay: Engine._give_way,
     effects.Goodbye: lambda engine, effect: engine.left.set(),
+    effects.HandOver: lambda engine, effect: engine._part.hand_over(effect.delegate),
     effects.KeepFork: Engine._keep_fork,
     effects.KeepOrder: lambda engine, effect: trio.to_thread.run_sync(engine._orders.write, effect.order),
+    effects.KeepOwn: lambda engine, effect: engine._part.keep_own(),
     Mismatch: lambda engine, effect: logger.error(ANOTHER_DIGEST, effect.value.round),
     NeedEvidence: lambda engine, effect: engine.observer.need(effect.value),
+    effects.PassOn: lambda engine, effect: engine._part.pass_on(),
     effects.PauseTrainer: lambda engine, effect: engine._part.pause(effect.paused),
     effects.Rejoin: lambda engine, effect: engine._p.log.caught_up(effect.base.state_round),
     effects.Repair: lambda engine, effect: engine._part.repair(effect.plan, dict(effect.held)),

@@ -11,6 +11,7 @@ from shoal.node.options import NodeConfig
 from shoal.node.outcome import Progress
 from shoal.node.reporting.round_log import RoundLog
 from shoal.node.rounds.reducing import ReductionDriver
+from shoal.node.rounds.site_exchange import SiteExchange
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.checkpoints import Checkpoints
 from shoal.node.state.errands import Performers
@@ -47,6 +48,7 @@ class EngineParts:
     resumption: Resumption
     checkpoints: Checkpoints
     training_client: TrainingClient
+    site: SiteExchange
     log: RoundLog
     holds: Holds
     audit: AuditTrail

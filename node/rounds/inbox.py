@@ -17,7 +17,9 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
     ChainCompared,
     GenesisFetched,
+    HandedOver,
     Linked,
+    Offered,
     Proven,
     Received,
     Reduced,
@@ -73,6 +75,8 @@ async def in_turn(put: Callable[[Turn], None], do: Callable[[], Awaitable[Result
 Own = (
     TrainerEvent
     | Reduced
+    | Offered
+    | HandedOver
     | SetPaused
     | Linked
     | StateHeld

@@ -17,7 +17,7 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import CertifiedState
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.round_observer import RoundObserver
-from shoal.node.state.contributions import Contributions, Made
+from shoal.node.state.contributions import Contributions, HandedWork, Made
 from shoal.node.state.file_memory import FilePool, file_memory
 from shoal.node.state.resumption import Found
 from shoal.node.training import trainer_messages
@@ -168,27 +168,52 @@ class Participation:
         """Stop the trainer, or let it go on."""
         await (self._training_client.pause() if paused else self._training_client.resume())
 
-    async def contribute(self, event: Contribution, *, alone: bool) -> Ready | None:
+    async def contribute(self, event: Contribution, *, alone: bool, delegate: PeerId | None) -> Ready | None:
         """Encode what the trainer made for this round, commit to it, and have it on disk.
 
-        alone: nobody else can have heard what this node announced. Returns the announcement, None if this is not what
-        was waited for. Raises StorageError.
+        alone: nobody else can have heard what this node announced. delegate: to whom it will be handed over; it is not
+        on disk then. Else it has in it what others of the site handed over. Returns the announcement, None if this is
+        not what was waited for. Raises StorageError.
         """
         if self.made is not None or not self._training_client.is_current(event):
             return None
+        site = self._p.site
+        handed = site.take(self._state_store.head.hash) if delegate is None else []
         try:
-            made = await trio.to_thread.run_sync(self._make, event)
+            made = await trio.to_thread.run_sync(self._make, event, handed)
         except LocalError as error:
+            site.contributed()
             logger.error("round %d: this node contributes nothing: %s", event.round, error)
             return absent_ready(OBSERVER, self._state_store.head, self._state_store.digest)
         finally:
             await self._training_client.give_back_contribution()
+        self._p.log.contributed(event, made.tokens)
+        if delegate is None:
+            await self._keep(made, alone=alone)
+        site.contributed(handed)
+        return self._ready(made)
+
+    async def _keep(self, made: Made, *, alone: bool) -> None:
+        """Have on disk what was made, and is about to be announced."""
         head = self._state_store.head
         await self._p.resumption.made(self._contributions.saved(made, head.next_term), alone=alone)
         await trio.to_thread.run_sync(self._p.audit.contribution, head.next_term, made)
-        self._p.log.contributed(event, made.tokens)
         self._observer().contributed(made)
-        return self._ready(made)
+
+    def hand_over(self, delegate: PeerId) -> None:
+        """Begin to hand over to the delegate of the site what was made."""
+        assert self.made is not None
+        self._p.site.hand_over(delegate, self.made)
+
+    async def pass_on(self) -> None:
+        """The delegate has what was made."""
+        await trio.to_thread.run_sync(self._contributions.pass_on)
+
+    async def keep_own(self) -> Ready:
+        """The delegate has it not: have it on disk, to be announced. Raises StorageError."""
+        assert self.made is not None
+        await self._keep(self.made, alone=False)
+        return self._ready(self.made)
 
     def _ready(self, made: Made) -> Ready:
         upload, download = map(_at_most, self._p.caps(), self._p.reduce.rates)
@@ -201,12 +226,12 @@ class Participation:
             reaches=self._p.links.linked() - self._p.reduce.unreachable,
         )
 
-    def _make(self, event: Contribution) -> Made:
+    def _make(self, event: Contribution, handed: Sequence[HandedWork]) -> Made:
         if not event.tokens:
             raise LocalError("its inner steps counted no tokens; every loss may have been infinite or not a number")
         fragment, base = self._contributions.fragment(event.round), self._state_store.head.hash
         values = self._training_client.pseudo_gradient(fragment.numel)
-        return self._contributions.make(event.round, event.number, event.tokens, values, base=base)
+        return self._contributions.make(event.round, event.number, event.tokens, values, base=base, handed=handed)
 
     # -- the reduction ---------------------------------------------------------------------------------------
 
@@ -244,8 +269,12 @@ class Participation:
         made, chain, finals = self.made, self._state_store.chain, None
         if made is None or not self._contributions.is_over(chain):
             return
+        is_passed_on = self._p.site.give_up(made.base)
         if self._contributions.is_abandoned(chain):
             self._contributions.drop()
+            return
+        if is_passed_on:
+            await self.pass_on()
             return
         if self._contributions.awaits_finals(chain):
             with suppress(NetworkError):

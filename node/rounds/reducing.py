@@ -105,6 +105,7 @@ class ReductionDriver:
         """Those of them that own chunks."""
         self._making = trio.CapacityLimiter(LANES_AT_ONCE)
         self._rates_by_peer: dict[PeerId, tuple[int, int]] = {}
+        self._delegates: Mapping[PeerId, PeerId] = {}
         """As the last plan had them: how the next one will deal the chunks."""
         self._under_way, self._passes_on = trio.Event(), trio.Event()
         self._pace: Pace | None = None
@@ -180,6 +181,7 @@ class ReductionDriver:
         self._copying.stop()
         self._reduction, self._handed_over, self._nodes = reduction, None, len(plan.participants)
         self._rates_by_peer = {one.peer: (one.upload, one.download) for one in plan.participants}
+        self._delegates = plan.delegates
         self._under_way.set()
         self._started = time.monotonic()
         self._begin_pace(reduction)
@@ -257,8 +259,8 @@ class ReductionDriver:
         try.
         """
         me, self._nodes = self._identity.peer_id, len(peers) + 1
-        self._owners = expected_owners({*peers, me}, self._rates_by_peer, chunks)
-        wanted = partners(peers, self._owners, me) - self._relayed_paths.keys()
+        self._owners = expected_owners({*peers, me} - self._delegates.keys(), self._rates_by_peer, chunks)
+        wanted = partners(peers, self._owners, me, self._delegates) - self._relayed_paths.keys()
         self._bringing_up.cancel()
         self._bringing_up = trio.CancelScope()
         around = dialling_order(wanted, {*peers, me}, me)
@@ -317,7 +319,8 @@ class ReductionDriver:
 
     async def _run_reduction(self, reduction: Reduction) -> None:
         self._owners = owners_in(reduction.plan)
-        others = partners(reduction.plan.remaining, self._owners, self._identity.peer_id)
+        plan = reduction.plan
+        others = partners(plan.remaining, self._owners, self._identity.peer_id, plan.delegates)
         hops, are_up = {self._traffic.next_hop(peer) for peer in others}, trio.Event()
         left = {peer for peer in hops & others if not self._dials(peer)}  # who only relays leaves it to this node
         self._jobs.send_nowait(partial(self._have_lanes, hops, are_up, left))

@@ -128,6 +128,10 @@ class NodeSurroundings:
         """Peers that can be told something."""
         return self._p.links.linked()
 
+    def site_mates(self) -> Collection[PeerId]:
+        """Linked peers of this node's site."""
+        return self._p.site.mates()
+
     def is_revoked(self, peer: PeerId) -> bool:
         """True if the authority has shut a peer out."""
         return self._p.is_revoked(peer)

@@ -45,7 +45,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from shoal.collectives.codecs import F32, VALUE_LIMIT, final_chunk_codec
+from shoal.collectives.codecs import F32, U8, VALUE_LIMIT, chunk_codec, final_chunk_codec
 from shoal.collectives.contribution import EncodedContribution, residual_of_chunk
 from shoal.collectives.dither import Dither
 from shoal.collectives.finals import Finals
@@ -141,6 +141,33 @@ class Made:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HandedWork:
+    """A contribution that another of the site handed over (protocol/sites.py): its tokens, and its encoded chunks, each
+    of them the one that it committed to.
+    """
+
+    peer: PeerId
+    tokens: int
+    grid: Grid
+    codec: str
+    chunks: tuple[U8, ...]
+
+    def add_to(self, out: F32, share: float) -> None:
+        """Add so much of it to `out`, ``(numel,) float32``. Raises Undecodable."""
+        scratch = np.empty(min(self.grid.chunk_values, self.grid.numel), np.float32)
+        for chunk, encoded in enumerate(self.chunks):
+            at = slice(*self.grid.span(chunk))
+            part = scratch[: self.grid.length(chunk)]
+            chunk_codec(self.codec, self.grid, chunk).decode_into(encoded, part)
+            np.multiply(part, np.float32(share), out=part)
+            np.add(out[at], part, out=out[at])
+
+    def check(self) -> None:
+        """Raise Undecodable unless all of it decodes."""
+        self.add_to(np.zeros(self.grid.numel, np.float32), 0.0)
+
+
 @dataclass(slots=True, eq=False)
 class _Left:
     """Rest of a fragment's rounds: the residual, ``(numel,) float32`` or None for none, its tokens, its age.
@@ -203,13 +230,25 @@ class Contributions:
         """Return the fragment that a contribution to this round is of."""
         return self._fragments.of_round(round)
 
-    def make(self, round: int, number: int, tokens: int, pseudo_gradient: F32, *, base: bytes) -> Made:
+    def make(
+        self,
+        round: int,
+        number: int,
+        tokens: int,
+        pseudo_gradient: F32,
+        *,
+        base: bytes,
+        handed: Sequence[HandedWork] = (),
+    ) -> Made:
         """Encode this round's contribution, once; `base` is the hash of the previous certificate's value.
 
         pseudo_gradient: of the round's fragment, ``(fragment.numel,) float32``, with the values of the buffers where
-        those lie; it is read, and not kept. Raises LocalError if it is not finite.
+        those lie; it is read, and not kept. handed: what others of the site made of the same fragment; the contribution
+        is then the mean of all, by their tokens. Raises LocalError if it is not finite.
         """
-        fragment = self.fragment(round)
+        fragment, own = self.fragment(round), pseudo_gradient
+        if handed:
+            pseudo_gradient, tokens = _together(own, tokens, handed)
         left = self._left[fragment.number]
         values = self._input(pseudo_gradient, tokens, left, fragment.grid)
         self.made = Made(
@@ -219,7 +258,7 @@ class Contributions:
             tokens=min(tokens + left.tokens, WEIGHT_LIMIT),
             values=values,
             encoded=self._encode(values, fragment, base),
-            retained=self._retained(pseudo_gradient),
+            retained=self._retained(own),
         )
         left.residual = left.settled = None  # it is in the values now
         self.taken = number
@@ -422,10 +461,24 @@ class Contributions:
         self._stood_on = chain.standing
         return abandoned
 
+    def pass_on(self) -> None:
+        """Another has what was made, in its own contribution: but for what encoding lost, nothing of it comes again."""
+        if self.made is not None:
+            self.settle(self.made.round, (True,) * self.made.encoded.grid.chunks)
+
     def drop(self) -> None:
         """Drop the contribution under way and the residuals: the state that they stand on was abandoned."""
         self.made = None
         self._left = [_Left() for _ in self._fragments]
+
+
+def _together(own: F32, tokens: int, handed: Sequence[HandedWork]) -> tuple[F32, int]:
+    """The mean of one's own and what was handed over, by tokens, in memory of its own; and the tokens of all."""
+    total = tokens + sum(work.tokens for work in handed)
+    mean = np.multiply(own, np.float32(tokens / total))
+    for work in handed:
+        work.add_to(mean, work.tokens / total)
+    return mean, total
 
 
 def _is_exact(encoded: EncodedContribution) -> bool:

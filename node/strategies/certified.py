@@ -36,6 +36,7 @@ def engine_parts(parts: Parts) -> EngineParts:
         resumption=parts.resumption,
         checkpoints=parts.checkpoints,
         training_client=parts.training_client,
+        site=parts.site,
         log=RoundLog(parts.events),
         holds=parts.holds,
         audit=AuditTrail(parts.store.folder / "rounds", enabled=parts.config.test_mode),
@@ -65,6 +66,7 @@ class CertifiedRounds(Rounds):
     def __init__(self, parts: Parts) -> None:
         self._p = parts
         self.engine = self.certifying = self._engine = Engine(engine_parts(parts))
+        parts.site.put = self._engine.put
         if parts.config.manifest.rollouts is not None:
             from shoal.node.strategies.rollouts import rollout_engine  # with all that only an agent's node needs
 
@@ -81,8 +83,10 @@ class CertifiedRounds(Rounds):
         state_store = self._p.state_store
         reductions = (self._p.reduce.run, self._p.relay_room.run)
         exchanges = (self._p.enlist_exchange.run,) if self._p.config.manifest.waits_outside else ()
+        sites = (self._p.site.run,) if self._p.config.manifest.sites_together else ()
         return (
             *exchanges,
+            *sites,
             *reductions,
             state_store.load_ahead,
             state_store.run,

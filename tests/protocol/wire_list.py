@@ -50,6 +50,8 @@ LATER_KINDS = {frame.FrameKind.SHARE: SHARE_PROTOCOL}
 LATER_FIELDS = {
     ("Value", "counted"): "where [membership] seats are few",
     ("Value", "enlisted"): 'where [membership] waiting = "outside"',
+    ("Ready", "delegate"): "where [membership] sites are together",
+    ("Plan", "delegated"): "where [membership] sites are together",
     ("RolloutGroup", "sampling"): "where [rollouts] labels are asked for",
     ("Drawn", "versions"): "where [rollouts] over_provision is above 1",
     ("StateHeader", "image"): "where [rollouts] images are asked for",
