@@ -293,6 +293,12 @@ class Finals:
         return tuple(p.peer for place, p in enumerate(self.plan.participants) if counted >> place & 1)
 
     @property
+    def worked(self) -> frozenset[PeerId]:
+        """Participants whose work is in at least one chunk, in a contribution of their own or of their delegate's."""
+        counted = frozenset(self.counted)
+        return counted.union(peer for peer, delegate in self.plan.delegates.items() if delegate in counted)
+
+    @property
     def tokens(self) -> int:
         """Trained on by those whose contribution is in at least one chunk."""
         counted = self._anywhere

@@ -506,9 +506,10 @@ class Reduction:
 
     @property
     def wanted(self) -> frozenset[int]:
-        """Chunks whose finals are to come from others, and are not here."""
+        """Chunks whose finals are to come from others, are not here, and would be taken."""
         with self._lock:
-            return frozenset(self._finals_wanted)
+            source = self.final_format.source
+            return frozenset(chunk for chunk in self._finals_wanted if source(chunk) not in self._closed_to)
 
     def waiting_for(self) -> Waiting:
         """The peers of whom something is still missing here; whoever has a delegate is owed nothing."""

@@ -296,9 +296,9 @@ class RoundStarted(Event, frozen=True, kw_only=True):
 
 
 class Contributed(Event, frozen=True, kw_only=True):
-    """The node announced its contribution to a round.
+    """The node made its contribution to a round, to be announced, or handed over to the delegate of its site.
 
-    tokens: of all work in it; loss (the mean, None if not finite), steps and seconds: of the inner steps since the
+    tokens: of all its own work in it; loss (the mean, None if not finite), steps and seconds: of the inner steps since the
     contribution before. wall_s, blocked_s: since that one, and how long of it the trainer stood still for the anchor.
     """
 

@@ -43,10 +43,17 @@ class _Copy:
 
 
 class Copying:
-    """At most one transfer of such finals. `begin` runs it beside whoever looks."""
+    """At most one transfer of such finals. `begin` runs it beside whoever looks; `clock` is theirs, in seconds."""
 
-    def __init__(self, catchup: CatchUp, begin: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+    def __init__(
+        self,
+        catchup: CatchUp,
+        begin: Callable[[Callable[[], Awaitable[None]]], None],
+        *,
+        clock: Callable[[], float] = lambda: time.monotonic(),
+    ) -> None:
         self._catchup = catchup
+        self._clock = clock
         self._begin = begin
         self._copy: _Copy | None = None
         self._not_before = float("-inf")
@@ -98,7 +105,7 @@ class Copying:
                 await self._catchup.copy_finals(final_format, copy.chunks, copy.donors, copy.reduction.take_copy)
             except NetworkError as error:
                 logger.info("round %d: %s", final_format.plan.round, error)
-                self._not_before = time.monotonic() + COPY_RETRY_S
+                self._not_before = self._clock() + COPY_RETRY_S
         if self._copy is copy:
             self._copy = None
 

@@ -187,7 +187,7 @@ class Participation:
             return absent_ready(OBSERVER, self._state_store.head, self._state_store.digest)
         finally:
             await self._training_client.give_back_contribution()
-        self._p.log.contributed(event, made.tokens)
+        self._p.log.contributed(event, made.tokens - sum(work.tokens for work in handed))
         if delegate is None:
             await self._keep(made, alone=alone)
         site.contributed(handed)

@@ -115,8 +115,9 @@ class StateTransition:
         assert candidate is not None
         finals = candidate.finals
         state = await self.take(candidate)
-        missing = [peer for peer in value.members if peer not in finals.counted]
-        self._p.training_client.certified(value, len(finals.counted), missing)
+        worked = finals.worked
+        missing = [peer for peer in value.members if peer not in worked]
+        self._p.training_client.certified(value, len(worked), missing)
         await self._state_store.follow(state, candidate.header)
         self._p.checkpoints.certified(state)
         seconds = trio.current_time() - self._round_started
@@ -125,12 +126,12 @@ class StateTransition:
         me = self._p.identity.peer_id
         self._p.log.certified(certificate, finals, me=me, times=times, traffic=self._p.traffic_bytes())
         client = self._p.training_client
-        idle = (client.paused or client.stuck) and me not in finals.counted
+        idle = (client.paused or client.stuck) and me not in worked
         self._p.on_progress(
             RoundCertified(
                 round=value.round,
                 members=len(value.members),
-                contributors=len(finals.counted),
+                contributors=len(worked),
                 loss=None if idle else client.loss,
                 seconds=seconds,
                 held_out=client.held_out,

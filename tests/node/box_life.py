@@ -21,11 +21,13 @@ from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.rounds.fork_file import ForkFile
 from shoal.node.rounds.key_use import KeyUse
+from shoal.node.rounds.site_exchange import OfferedWork, SiteExchange
 from shoal.node.rounds.standstill import Standstill
 from shoal.node.state.catchup import CatchUp
 from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.checkpoints import CheckpointParts, Checkpoints
 from shoal.node.state.earlier_states import EarlierStates
+from shoal.node.state.fetching import Fetcher
 from shoal.node.state.image_exchange import ImageExchange
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_server import StateServer
@@ -34,11 +36,14 @@ from shoal.node.state.states import StateCache
 from shoal.node.state.store import Store
 from shoal.node.training.trainer import TrainerEvent
 from shoal.node.training.training_client import TrainingClient
+from shoal.protocol.donors import DonorScores
 from shoal.protocol.errors import NetworkError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import Reduced
 from shoal.protocol.messages import Value
 from shoal.protocol.peering import FetchRequest
+from shoal.protocol.records import NodeRecord
+from shoal.protocol.sites import capability_of
 from shoal.protocol.wire import canonical, decode
 from shoal.swarm.lanes.chunks import ChunkExchange
 from shoal.swarm.lanes.frame import BULK_KINDS, FrameHeader
@@ -95,7 +100,8 @@ class Life:
         self.cache = StateCache(folder, manifest.round.chunk_values, clock=trio.current_time)
         self.trainer = BoxTrainer(NUMEL, tell=self._trainer_told, next_place=self.box.next_place)
         self.box.adjust_trainer(self)
-        self.exchange = ChunkExchange(post=self._post_chunk, lookup=self.cache.lookup)
+        offered = OfferedWork(self.cache.lookup)
+        self.exchange = ChunkExchange(post=self._post_chunk, lookup=offered.lookup)
         lanes: Any = SimpleNamespace(ensure=self._ensure_lane, moved=lambda peer: Moved())
         self.catchup = CatchUp(ask=self._ask, lanes=lanes, chunks=self.exchange, cache=self.cache, outer=outer)
         trainer: Any = self.trainer
@@ -120,6 +126,15 @@ class Life:
         host: Any = BoxHost(self)
         self.chain_waits = ChainWaits(host, self.state_store, self.links.linked)
         self.image_exchange = ImageExchange(host, self.cache, self.catchup, self.links.linked)
+        self.site = SiteExchange(
+            host,
+            offered,
+            Fetcher(lanes=lanes, chunks=self.exchange, scores=DonorScores()),
+            name=self.box.sites.get(self.number),
+            swarm=manifest.swarm_id,
+            linked=self.links.linked,
+            record_of=self._record_of,
+        )
         self.resumption = Resumption(folder, send=self.trainer.send, on_progress=self.told.append)
         self.checkpoints = Checkpoints(
             CheckpointParts(
@@ -146,6 +161,7 @@ class Life:
                 resumption=self.resumption,
                 checkpoints=self.checkpoints,
                 training_client=self.training_client,
+                site=self.site,
                 log=log,
                 holds=holds,
                 audit=AuditTrail(folder / "rounds", enabled=False),
@@ -161,6 +177,13 @@ class Life:
                 enlist=self.links.send,
             )
         )
+        self.site.put = self.engine.put
+
+    def _record_of(self, peer: PeerId) -> NodeRecord | None:
+        """What a peer says of its site."""
+        name = self.box.sites.get(self.box.peers.index(peer))
+        known = () if name is None else (capability_of(name, self.box.manifest.swarm_id, peer),)
+        return NodeRecord(peer=peer, boot=1, capabilities=known)
 
     def _announce(self) -> None:
         def heard() -> None:
@@ -207,6 +230,7 @@ class Life:
                     self.state_store.run,
                     self.resumption.run,
                     self.checkpoints.run,
+                    *((self.site.run,) if self.box.sites else ()),  # as there, and other courses go as they went
                 ):
                     nursery.start_soon(part)
                 self.up = True

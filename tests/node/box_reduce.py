@@ -11,6 +11,7 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
+from shoal.node.rounds.copying import Copying
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Held, Plan, Value
@@ -36,6 +37,7 @@ class BoxReduce:
         self._wanted: dict[bytes, float] = {}
         self._fetching: set[bytes] = set()
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Any]](1024)
+        self._copying = Copying(life.catchup, self._jobs.send_nowait, clock=trio.current_time)
         self.rates = (0, 0)
         self.unreachable: set[PeerId] = set()
         self.begin: Callable[[Finals], UseFinal | None] = lambda finals: None
@@ -157,6 +159,7 @@ class BoxReduce:
             self.start(plan, contribution)
             return
         reduction.follow(plan)
+        self._copying.stop()
         self._jobs.send_nowait(lambda: reduction.repair(plan, held))
 
     def stop(self) -> None:
@@ -165,6 +168,7 @@ class BoxReduce:
             self._reduction.close()
         self._reduction = None
         self._posted.clear()
+        self._copying.stop()
 
     def forget(self) -> None:
         """A new round begins."""
@@ -200,8 +204,13 @@ class BoxReduce:
         """Nobody is waited for."""
         return frozenset()
 
-    def complete_at(self, peers: object) -> None:
-        """What comes late is waited for."""
+    def complete_at(self, peers: Sequence[PeerId]) -> None:
+        """What comes late is waited for; who has a delegate has all from those who have it."""
+        reduction = self._reduction
+        if reduction is not None and reduction.delegate is not None:
+            closed_to = self._closed_to.get(reduction.lineage, frozenset())
+            self._copying.complete_at = peers
+            self._copying.look(reduction, (), trio.current_time(), closed_to=closed_to)
 
     relayed = (b"", ())
     """Nothing is led through a third here."""

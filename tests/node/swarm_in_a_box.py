@@ -60,6 +60,7 @@ class Box:
 
     followers: the numbers of those that follow, each with whom it dials; all others are linked with each other.
     seats: of a round, where the founders vote; the followers train, and are linked as the others while they have one.
+    sites: the names of those numbers that are of one.
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class Box:
         followers: Mapping[int, Collection[int]] | None = None,
         images: bool = False,
         seats: int | None = None,
+        sites: Mapping[int, str] | None = None,
     ) -> None:
         self.seats = seats
+        self.sites = sites or {}
         self.folder = folder
         self.disks = disks
         self.rng = random.Random(seed)
@@ -85,7 +88,7 @@ class Box:
         self.followers = followers or {}
         self.peers = [identity(number + 1).peer_id for number in range(nodes)]
         self.manifest = manifest_of(
-            self.peers[: founders or nodes], codec, grace_s, strategy, images=images, seats=seats
+            self.peers[: founders or nodes], codec, grace_s, strategy, images=images, seats=seats, sites=bool(sites)
         )
         self.witnesses = [Witness(f"node {n}", folder / f"scratch{n}") for n in range(nodes)]
         self.lives: list[Life | None] = [None] * nodes
@@ -311,7 +314,9 @@ class Box:
                 values = np.frombuffer(given[participant.peer].concatenated(), "<f4")
                 for chunk, included in enumerate(finals.included(place)):
                     at = slice(chunk * 4096, (chunk + 1) * 4096)
-                    counted[at] += values[at] if included else 0
+                    # The share of a stretch in the mean of a site is other than one, and it stands there once.
+                    counts = (values[at] != 0) if self.sites else values[at]
+                    counted[at] += counts if included else 0
 
     def initial_state(self) -> CertifiedState:
         """S(0), as every trainer draws it."""
@@ -335,9 +340,11 @@ def manifest_of(
     *,
     images: bool = False,
     seats: int | None = None,
+    sites: bool = False,
 ) -> Manifest:
     """Rounds that wait for nobody long. images: certified digests cover the policy's image. seats: as in `Box`."""
-    membership = {"voters": "named", "seats": seats, "waiting": "outside"}
+    membership: dict[str, object] = {"voters": "named", "seats": seats, "waiting": "outside"}
+    membership = {"sites": "together"} if sites else membership
     staleness = {} if seats is None else {"staleness_rounds": longest_wait(MEMBER_LIMIT, seats)}
     rollouts = {"rollouts": {"tasks": [{"family": "lcm"}], "images": True}} if images else {}
     return validate_manifest(
@@ -347,7 +354,7 @@ def manifest_of(
             "sync": {"strategy": strategy, "inner_steps": 1, "balance": False, "codec": codec},
             "round": {"chunk_values": 4096, "grace_s": grace_s, "reduce_deadline_s": 60.0, **staleness},
             **rollouts,
-            **({} if seats is None else {"membership": membership}),
+            **({} if seats is None and not sites else {"membership": membership}),
         },
         source="the test's manifest",
     )
