@@ -39,6 +39,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UnsetType
+
 from shoal.collectives.aggregate import Term, combine
 from shoal.collectives.codecs import U8
 from shoal.collectives.contribution import EncodedContribution, encoded_part, place_of
@@ -115,8 +117,8 @@ class Reduction:
         self._memory = memory or PayloadPool(0)
         self._places = {p.peer: i for i, p in enumerate(plan.participants)}
         self._contributors = plan.contributors()
-        self.delegate = plan.delegates.get(identity.peer_id)
-        """From whom this node takes all finals, once that one has them; None where owners send them."""
+        pairs = () if isinstance(plan.delegated, UnsetType) else plan.delegated
+        self._delegated = frozenset(plan.participants[one.place].peer for one in pairs)
         self._lock = threading.Lock()
         self._gate = threading.Lock()
         self._started = self._closed = False
@@ -138,6 +140,11 @@ class Reduction:
     def plan(self) -> Plan:
         """The revision that is followed now."""
         return self.final_format.plan
+
+    @property
+    def delegate(self) -> PeerId | None:
+        """From whom this node takes all finals, once that one has them; None where owners send them."""
+        return self.plan.delegates.get(self._identity.peer_id)
 
     def _follow(self, final_format: FinalFormat) -> None:
         """Set up the tables for a revision, keeping what stands. The caller holds the lock, or nobody else is there."""
@@ -252,7 +259,8 @@ class Reduction:
     def _send_copies(self, final_format: FinalFormat, held: Mapping[PeerId, Held]) -> None:
         """Post the finals that are to be had from here to those who did not say that they hold them.
 
-        Not those that this node owned from the beginning: those were posted to everyone, who took them.
+        Not those that this node owned from the beginning: those were posted to everyone, who took them, but to those
+        who had a delegate then.
         """
         me = self._identity.peer_id
         has = {peer: {c: r for part in h.chunks for c, r in part.by_chunk().items()} for peer, h in held.items()}
@@ -260,9 +268,11 @@ class Reduction:
             finals = sorted(self._finals.items())
         for chunk, final in finals:
             owned = final_format.owners[chunk] == self._me and not self._dealt_anew(final_format, chunk)
-            if final_format.source(chunk) != me or owned:
+            if final_format.source(chunk) != me:
                 continue
             for to in final_format.plan.remaining:
+                if owned and to not in self._delegated:
+                    continue
                 if to != me and to not in final_format.plan.delegates and has.get(to, {}).get(chunk) != final.result:
                     self._send(to, FrameKind.FINAL, chunk, final.payload.data)
 

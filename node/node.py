@@ -67,6 +67,7 @@ from shoal.node.state.checkpoints import CheckpointParts, Checkpoints, entries_b
 from shoal.node.state.disk_need import disk_need
 from shoal.node.state.earlier_states import EarlierStates
 from shoal.node.state.fetching import Fetcher
+from shoal.node.state.file_memory import file_memory
 from shoal.node.state.image_exchange import ImageExchange
 from shoal.node.state.resumption import Resumption
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES, FETCH_PROTOCOL, REQUEST_DEADLINE_S, StateServer
@@ -221,6 +222,7 @@ class Node:
                 swarm=manifest.swarm_id,
                 linked=linked,
                 record_of=members.record_of,
+                allocate=partial(file_memory, folder),
             ),
             is_follower=self.is_follower,
             state_store=state_store,

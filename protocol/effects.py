@@ -174,6 +174,11 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBack:
+    """What was offered the delegate is to be taken back, unless it has it in its contribution: `HandedOver` says so."""
+
+
+@dataclass(frozen=True, slots=True)
 class PassOn:
     """The delegate has what was made: nothing of it is to count again here."""
 
@@ -386,6 +391,7 @@ MemberEffect = (
     | PauseTrainer
     | Contribute
     | HandOver
+    | TakeBack
     | PassOn
     | KeepOwn
     | FindWork

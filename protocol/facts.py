@@ -389,7 +389,7 @@ class RoundFacts:
         A lead waits until half of them are ready: it misses no more, unless it hears of others than this node.
         """
         counted = [p for p in plan.participants if p.weight and p.peer not in plan.evicted]
-        trainers = len(self._countable(plan.chunks)) + len(self.awaited())
+        trainers = len(self._countable(plan.chunks)) + len(self.awaited() - plan.delegates.keys())
         return 2 * len(counted) < min(trainers, self.settings.seats)
 
     def _countable(self, chunks: int) -> list[PeerId]:

@@ -82,6 +82,7 @@ from shoal.protocol.effects import (
     StartReduce,
     Steps,
     StopReduction,
+    TakeBack,
     TakePart,
     Tell,
     Train,
@@ -140,7 +141,7 @@ from shoal.protocol.planning import (
 from shoal.protocol.probation import Probation
 from shoal.protocol.round import Phase, RoundMachine
 from shoal.protocol.seats import PassedOver, are_few
-from shoal.protocol.sites import SiteRound
+from shoal.protocol.sites import WAIT_SHARE, SiteRound
 from shoal.protocol.surroundings import USUAL, Policies, Rules, Surroundings
 
 ANSWER_PERIOD_S = 1.0
@@ -279,7 +280,9 @@ class Member:
     def trains_alone(self) -> bool:
         """True if its trainer goes on without a quorum, which one does that has something to contribute already."""
         here = self._here
-        return not (here.waits_alone or self._trains_nothing) and (here.made or not here.resting)
+        return not (here.waits_alone or self._trains_nothing) and (
+            here.made or self._site.passed_on or not here.resting
+        )
 
     @property
     def claimed_behind(self) -> bool:
@@ -328,8 +331,9 @@ class Member:
         if machine is None or not machine.rests or self.leaving:
             return False
         contributes = machine.phase is Phase.TRAIN or self._here.made or self._trains_nothing
-        if self._site.holds:
+        if self._site.holds or self._site.handed_to is not None:
             return False
+        contributes = contributes or self._site.passed_on
         claims = self._fork_watch.suspects_somebody or self.catching_up.has_claims
         orders = self._going_back.has_order or self._amending.has_order
         return contributes and not (claims or orders or self._no_quorum.without_quorum)
@@ -491,6 +495,8 @@ class Member:
             yield from self._carry_out(self._amending.advise(machine, self._now))
         if self._goes_on(machine):
             yield from self._contribute(machine)
+            if self._site.is_to_take_back(self._now, WAIT_SHARE * self._settings.grace_s, machine.half_ready_at):
+                yield TakeBack()
             yield from self._be_done(machine)
             yield from self._keep_busy(machine)
             yield from self._try_leave(machine)
@@ -517,6 +523,8 @@ class Member:
             yield Contribute(event.work, alone=False)  # it is carried on, until a round counts it
         if machine is None or machine.round != event.round or (self.leaving and machine.holds_alone()):
             return
+        if self._site.passed_on:
+            return
         self._site.hold(event.work, self._now)
         yield from self._contribute(machine)
 
@@ -529,7 +537,8 @@ class Member:
             return
         training = machine.training(self._here.site_mates())
         delegate = self._site.delegate(training)
-        if delegate is None and not at_once and self._site.waits(training, self._now, self._settings.grace_s):
+        wait_s = WAIT_SHARE * self._settings.grace_s
+        if delegate is None and not at_once and self._site.waits(training, self._now, wait_s, machine.half_ready_at):
             return
         work = self._site.let_go()
         ready: Ready | None = yield Contribute(work, alone=self._is_alone(), delegate=delegate)
@@ -538,7 +547,7 @@ class Member:
         if ready.role == CONTRIBUTOR:
             yield from self._mark_announced()
         if ready.role == CONTRIBUTOR and delegate is not None:
-            self._site.handed_to = delegate
+            self._site.hand_over(delegate, self._now)
             yield HandOver(delegate)
         else:
             yield from self._carry_out(machine.ready(ready, self._now))
@@ -556,7 +565,7 @@ class Member:
         machine, delegate = self.machine, self._site.handed_to
         if machine is None or delegate is None or event.base != self._site.base or not self._here.made:
             return
-        self._site.handed_to = None
+        self._site.handed_to, self._site.passed_on = None, event.taken
         if event.taken:
             yield PassOn()
             ready = msgspec.structs.replace(self._absent(OBSERVER), delegate=delegate)
@@ -567,7 +576,8 @@ class Member:
     def _trainer_restarted(self, event: TrainerRestarted) -> Steps:
         yield from self._look_around()
         self._site.let_go()
-        if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):
+        has_made = self._here.made or (self._site.passed_on and self.machine is not None)
+        if (self.machine is not None or self.follows_head) and not (has_made or self._trains_nothing):
             yield Train()
 
     def _reduced(self, event: Reduced) -> Steps:
@@ -798,7 +808,9 @@ class Member:
             return
         yield GiveWay(self._announced_early(next_position(head)))
         yield StandOnHead()  # may take a while, in which the others know already that they have to wait
-        if role == TRAINING and not here.made:
+        if self._site.handed_to is not None and here.made:
+            yield HandOver(self._site.handed_to)  # the answer may have come while no round was under way
+        elif role == TRAINING:
             yield Train(beside=machine.trainers())
         for heard in self._early.take():
             yield from self._take_message(heard)
@@ -1019,7 +1031,7 @@ class Member:
         advice = self._no_quorum.advise(
             machine,
             self._now,
-            contributed=here.made,
+            contributed=here.made or self._site.passed_on,
             may_train=may_train,
             resting=here.resting,
             cut_off=cut_off,

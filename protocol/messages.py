@@ -250,9 +250,10 @@ class Plan(RoundMessage, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def delegates(self) -> Mapping[PeerId, PeerId]:
-        """From whom those take the finals who have a delegate, by PeerId."""
+        """From whom those take the finals who have a delegate that is not evicted, by PeerId."""
         pairs = () if isinstance(self.delegated, msgspec.UnsetType) else self.delegated
-        return {self.participants[one.place].peer: self.participants[one.delegate].peer for one in pairs}
+        named = ((self.participants[one.place].peer, self.participants[one.delegate].peer) for one in pairs)
+        return {peer: delegate for peer, delegate in named if delegate not in self.evicted}
 
     @cached_property
     def relayed(self) -> Mapping[tuple[PeerId, PeerId], PeerId]:

@@ -443,7 +443,8 @@ def revise_plan(plan: Plan, plan_order: PlanOrder, helds: Mapping[PeerId, Held],
         source = min(sources, key=lambda place: (len(standing.get(place, ())), place))
         standing.setdefault(source, {})[chunk] = result
     remaining = [i for i in range(len(peers)) if i not in gone]
-    remaining = [i for i in remaining if peers[i] not in plan.delegates] or remaining
+    delegates = msgspec.structs.replace(plan, evicted=plan_order.evicted).delegates
+    remaining = [i for i in remaining if peers[i] not in delegates] or remaining
     rates = [(plan.participants[i].upload, plan.participants[i].download) for i in remaining]
     for owned in deal(rates, len(lost)) if lost else ():
         for chunk in lost[owned.start : owned.stop]:

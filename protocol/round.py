@@ -357,6 +357,11 @@ class RoundMachine:
         waits = mine is not None and mine.role == CONTRIBUTOR and facts.plan is None and self.phase is not Phase.DECIDED
         return frozenset(facts.awaited()) if waits else frozenset()
 
+    @property
+    def half_ready_at(self) -> float | None:
+        """Since when half of those who train are done, and the grace runs; None before."""
+        return self._gathering.half_ready_at
+
     def training(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
         """Those of `peers` that say that they take part, and are still making their contribution."""
         facts = self._facts
@@ -570,6 +575,9 @@ class RoundMachine:
         made = None if mine is None or mine.role != CONTRIBUTOR else mine.root
         if counted is not None and counted.weight and made != counted.root:
             raise RemoteError("a plan with a contribution this node did not announce", peer=plan.planner)
+        delegate = plan.delegates.get(self.me) if taking_part else None
+        if delegate is not None and (mine is None or mine.delegate != delegate):
+            raise RemoteError("a plan with a delegate that this node did not name", peer=plan.planner)
         revised = before is not None and before.lineage == plan.lineage
         if plan.origin == NO_HASH:
             self._origins[plan.hash] = _fixed(plan)

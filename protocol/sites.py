@@ -10,13 +10,17 @@
 
 So of n nodes in m places the uplinks carry what m nodes would, and n vote. The **delegate** of a site is, of its
 members that are still training, the first by PeerId: each works that out by itself, and where two differ one is refused
-and contributes by itself. It waits for the others of its site for WAIT_SHARE of the grace at most.
+and contributes by itself. It waits for the others of its site for WAIT_SHARE of the grace at most, and they for it:
+after that they take back what they offered, and contribute it themselves.
 
-What is handed over is counted once. It is the delegate's from the moment it says so, or where it had all of it and says
-nothing more: then it may count, and is lost if it does not. Whoever is refused contributes as if it were alone.
+What is handed over is counted once. The delegate says whether it has it, from its disk after a restart. Where it says
+nothing, since it died or cannot be reached, it counts as taken if it had asked for all of it: it may then count, and is
+lost if it does not. A round weighs a delegate as one contributor, of the tokens of all: `weight_cap` holds for it as
+well, so that a site of more nodes than that weighs less than they would apart.
 
 A node says its site in its record, as a capability that follows from the site's name, the swarm and the PeerId. So a
-peer that does not know the name can copy it from nobody; where strangers may come it is chosen like a password.
+peer that does not know the name can copy it from nobody; where strangers may come it is chosen like a password, since
+who knows it has a say in what the site contributes: of tokens no more than `weight_cap` times the median of the site.
 
 Sans-IO. Source: two levels as in Blink or NCCL's trees are of sums; here the lower level is a mean that one node
 contributes, so that what is certified stays one sum in one order.
@@ -75,8 +79,17 @@ class HandOverOffer(Message, frozen=True, kw_only=True):
     chunk_values: Count
 
 
+class TakeBackOffer(Message, frozen=True, kw_only=True):
+    """What was offered for the round after the value of hash `base` is not to be taken any more."""
+
+    base: Hash
+
+
+SiteRequest = HandOverOffer | TakeBackOffer
+
+
 class HandOverAnswer(Message, frozen=True, kw_only=True):
-    """Whether the contribution is in that of the delegate."""
+    """True if the contribution is in that of the delegate; else it is not, and will not be."""
 
     taken: bool
 
@@ -86,7 +99,7 @@ class SiteRound:
     """A member's part in its site, in one round; what it knows of the others of its site is given to it each time.
 
     work: what its trainer made, where it `holds` it until others of the site hand over theirs. handed_to: who was
-    offered it.
+    offered it, and has not answered. passed_on: that one has it.
     """
 
     me: PeerId
@@ -95,12 +108,15 @@ class SiteRound:
     holds: bool = False
     since: float = 0.0
     handed_to: PeerId | None = None
+    passed_on: bool = False
+    takes_back: bool = False
     offered: set[PeerId] = field(default_factory=set)
 
     def begin(self, base: bytes) -> None:
         """The round after the value of this hash begins, or begins again."""
         if base != self.base:
             self.base, self.handed_to, self.offered = base, None, set()
+            self.passed_on = self.takes_back = False
         self.let_go()
 
     def hold(self, work: object, now: float) -> None:
@@ -123,6 +139,20 @@ class SiteRound:
             return frozenset()
         return frozenset(training) - self.offered - {self.me}
 
-    def waits(self, training: Collection[PeerId], now: float, grace_s: float) -> bool:
+    def waits(self, training: Collection[PeerId], now: float, wait_s: float, half_ready_at: float | None) -> bool:
         """True if this node, the delegate, is to wait for others of its site with what it holds."""
-        return now - self.since < WAIT_SHARE * grace_s and bool(self.awaited(training))
+        return not self._is_late(now, wait_s, half_ready_at) and bool(self.awaited(training))
+
+    def hand_over(self, delegate: PeerId, now: float) -> None:
+        """What was made is offered the delegate."""
+        self.handed_to, self.since, self.takes_back = delegate, now, False
+
+    def is_to_take_back(self, now: float, wait_s: float, half_ready_at: float | None) -> bool:
+        """True, once, if the delegate has not answered for so long that this node is to contribute by itself."""
+        due = self.handed_to is not None and not self.takes_back and self._is_late(now, wait_s, half_ready_at)
+        self.takes_back |= due
+        return due
+
+    def _is_late(self, now: float, wait_s: float, half_ready_at: float | None) -> bool:
+        since = self.since if half_ready_at is None else min(self.since, half_ready_at)
+        return now - since >= wait_s

@@ -298,8 +298,9 @@ class RoundStarted(Event, frozen=True, kw_only=True):
 class Contributed(Event, frozen=True, kw_only=True):
     """The node made its contribution to a round, to be announced, or handed over to the delegate of its site.
 
-    tokens: of all its own work in it; loss (the mean, None if not finite), steps and seconds: of the inner steps since the
-    contribution before. wall_s, blocked_s: since that one, and how long of it the trainer stood still for the anchor.
+    tokens: of all its own work in it; loss (the mean, None if not finite), steps and seconds: of the inner steps since
+    the contribution before. wall_s, blocked_s: since that one, and how long of it the trainer stood still for an
+    anchor.
     """
 
     round: int

@@ -26,7 +26,9 @@ from shoal.protocol.timeouts import Since
 
 COPY_RETRY_S = 0.5  # between tries to have finals from others than their owner
 DELEGATE_S = 1.5
-"""Time for a delegate to have all finals once others have. A lead with a quorum of reports waits for twice as long."""
+DELEGATE_SHARE = 0.25
+"""Time for a delegate to have all finals once others have: so long, or as much of what the reduction took. A lead with
+a quorum of reports waits for twice as long."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class Copying:
         self._begin = begin
         self._copy: _Copy | None = None
         self._not_before = float("-inf")
-        self._complete_since = Since()
+        self._complete_since, self._looked_since, self._delegate_failed = Since(), Since(), False
         self.complete_at: Sequence[PeerId] = ()
         """Other participants that hold all finals of the plan that the reduction under way goes by."""
 
@@ -92,10 +94,10 @@ class Copying:
     def _donors(self, delegate: PeerId, now: float, closed_to: Collection[PeerId]) -> list[PeerId]:
         """Who has all finals, for one whose delegate is this."""
         complete = [peer for peer in self.complete_at if peer not in closed_to]
-        waited_s = self._complete_since.note(bool(complete), now)
-        if delegate in complete and waited_s < 2 * DELEGATE_S:
+        took_s, waited_s = self._looked_since.note(True, now), self._complete_since.note(bool(complete), now)
+        if delegate in complete and not self._delegate_failed:
             return [delegate]
-        return complete if delegate in closed_to or waited_s >= DELEGATE_S else []
+        return complete if self._delegate_failed or waited_s >= max(DELEGATE_S, DELEGATE_SHARE * took_s) else []
 
     async def _run(self, copy: _Copy) -> None:
         final_format = copy.reduction.final_format
@@ -105,6 +107,7 @@ class Copying:
                 await self._catchup.copy_finals(final_format, copy.chunks, copy.donors, copy.reduction.take_copy)
             except NetworkError as error:
                 logger.info("round %d: %s", final_format.plan.round, error)
+                self._delegate_failed = True
                 self._not_before = self._clock() + COPY_RETRY_S
         if self._copy is copy:
             self._copy = None
@@ -112,7 +115,7 @@ class Copying:
     def stop(self) -> None:
         """The reduction under way is over, is revised, or takes nothing more from some: nobody is known to have it."""
         self.complete_at = ()
-        self._complete_since = Since()
+        self._complete_since, self._looked_since, self._delegate_failed = Since(), Since(), False
         self._end()
 
     def _end(self) -> None:

@@ -259,6 +259,9 @@ class Engine:
         self._p.reduce.forget()
         settings = effect.settings
         self._p.site.begin(effect.base.hash, Grid(settings.numel, settings.chunk_values), settings.codec)
+        made = self._part.made
+        if made is not None and made.base == effect.base.hash:  # before a restart, maybe
+            self._p.site.contributed(made.handed)
         return self.observer.proven(self._state_store.chain)
 
     async def _take_part(self, effect: effects.TakePart) -> None:
@@ -273,6 +276,10 @@ class Engine:
         head = self._state_store.head
         neighbours = self._p.reduce.neighbours(head.members) - effect.announced
         await self._inbox.until_begun(next_position(head), neighbours)
+
+    def _goodbye(self, effect: effects.Goodbye) -> None:
+        self._p.site.contributed()
+        self.left.set()
 
     def _evicted(self, effect: effects.Evicted) -> None:
         self._p.reduce.stop()
@@ -318,7 +325,7 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.FinishWork: lambda engine, effect: engine._p.resumption.written(effect.value.term, effect.value.round),
     effects.ForgetEarlier: lambda engine, effect: engine._state_store.earlier.forget(effect.besides),
     effects.GiveWay: Engine._give_way,
-    effects.Goodbye: lambda engine, effect: engine.left.set(),
+    effects.Goodbye: Engine._goodbye,
     effects.HandOver: lambda engine, effect: engine._part.hand_over(effect.delegate),
     effects.KeepFork: Engine._keep_fork,
     effects.KeepOrder: lambda engine, effect: trio.to_thread.run_sync(engine._orders.write, effect.order),
@@ -338,6 +345,7 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.StandOnHead: lambda engine, effect: engine._part.stand_on_head(),
     effects.StartReduce: lambda engine, effect: engine._part.reduce(effect.plan),
     effects.StopReduction: lambda engine, effect: engine._p.reduce.stop(),
+    effects.TakeBack: lambda engine, effect: engine._part.take_back(),
     effects.TakePart: Engine._take_part,
     effects.Tell: Engine._tell,
     effects.Train: lambda engine, effect: engine._part.train(effect),

@@ -98,8 +98,11 @@ class Participation:
         of_this_round = found.position == next_position(chain.head)
         if of_this_round and not again:
             return False  # what the trainer knows is ahead of what is going to be made
+        is_passed_on = again and found.work is not None and found.work.account.passed_on is True
+        if is_passed_on:
+            await trio.to_thread.run_sync(self._contributions.pass_on)
         self._found, self._spent = found, not countable and not of_this_round
-        return of_this_round
+        return of_this_round and not is_passed_on
 
     async def resume_work(self) -> None:
         """Take up what was found. Raises StorageError."""
@@ -178,7 +181,7 @@ class Participation:
         if self.made is not None or not self._training_client.is_current(event):
             return None
         site = self._p.site
-        handed = site.take(self._state_store.head.hash) if delegate is None else []
+        handed = site.take(event.tokens, self._manifest.round.weight_cap) if delegate is None else []
         try:
             made = await trio.to_thread.run_sync(self._make, event, handed)
         except LocalError as error:
@@ -190,7 +193,9 @@ class Participation:
         self._p.log.contributed(event, made.tokens - sum(work.tokens for work in handed))
         if delegate is None:
             await self._keep(made, alone=alone)
-        site.contributed(handed)
+        else:
+            await self._p.resumption.forget_midway()
+        site.contributed(made.handed)
         return self._ready(made)
 
     async def _keep(self, made: Made, *, alone: bool) -> None:
@@ -205,8 +210,16 @@ class Participation:
         assert self.made is not None
         self._p.site.hand_over(delegate, self.made)
 
+    async def take_back(self) -> None:
+        """What was offered the delegate is not to be taken any more."""
+        self._p.site.take_back()
+        await trio.lowlevel.checkpoint()
+
     async def pass_on(self) -> None:
-        """The delegate has what was made."""
+        """The delegate has what was made: note so on disk, beside what the trainer knows. Raises StorageError."""
+        assert self.made is not None
+        saved = self._contributions.saved(self.made, self._state_store.head.next_term, passed_on=True)
+        await self._p.resumption.made(saved)
         await trio.to_thread.run_sync(self._contributions.pass_on)
 
     async def keep_own(self) -> Ready:
@@ -269,12 +282,12 @@ class Participation:
         made, chain, finals = self.made, self._state_store.chain, None
         if made is None or not self._contributions.is_over(chain):
             return
-        is_passed_on = self._p.site.give_up(made.base)
+        is_passed_on = await self._p.site.outcome(made.base)
         if self._contributions.is_abandoned(chain):
             self._contributions.drop()
             return
         if is_passed_on:
-            await self.pass_on()
+            await trio.to_thread.run_sync(self._contributions.pass_on)
             return
         if self._contributions.awaits_finals(chain):
             with suppress(NetworkError):

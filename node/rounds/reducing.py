@@ -259,8 +259,10 @@ class ReductionDriver:
         try.
         """
         me, self._nodes = self._identity.peer_id, len(peers) + 1
-        self._owners = expected_owners({*peers, me} - self._delegates.keys(), self._rates_by_peer, chunks)
-        wanted = partners(peers, self._owners, me, self._delegates) - self._relayed_paths.keys()
+        delegates = {peer: to for peer, to in self._delegates.items() if to in {*peers, me}}
+        others = {*peers, me} - delegates.keys()
+        self._owners = expected_owners(others, self._rates_by_peer, chunks)
+        wanted = partners(peers, self._owners, me, delegates) - self._relayed_paths.keys()
         self._bringing_up.cancel()
         self._bringing_up = trio.CancelScope()
         around = dialling_order(wanted, {*peers, me}, me)

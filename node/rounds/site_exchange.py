@@ -1,13 +1,15 @@
 """Handing over between nodes of one site (`shoal.protocol.sites`): both ends of `/shoal/site/1`.
 
-    who hands over                                         its delegate
+    one of the site                                        its delegate
       HandOverOffer(base, root, tokens, …)  ───────────►   of its site? of this round, in this form, not too late?
                                             ◄─ lanes ───   all chunks, each checked against the root
       HandOverAnswer(taken)                 ◄───────────   once its own contribution, with this in it, is on disk
 
-The answer may take as long as the delegate trains, so no time is set for it; but it comes at the latest when the round
-is over, and is not waited for once the delegate is linked no more. Where no answer comes, what all chunks of were
-fetched counts as taken: it may be.
+      TakeBackOffer(base)                   ───────────►   it will not be taken any more,
+      HandOverAnswer(taken)                 ◄───────────   unless it is in the contribution already
+
+An offer is answered at the latest when the delegate's round is over. Where no answer comes, since the delegate is gone,
+what it had asked for all chunks of counts as taken.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -26,15 +28,23 @@ import trio
 from shoal.collectives.codecs import U8, chunk_codec
 from shoal.collectives.contribution import EncodedContribution, encoded_part, payload_bytes
 from shoal.collectives.grid import Grid
+from shoal.collectives.memory import own_memory
 from shoal.node.outcome import StateFetched
 from shoal.node.state.contributions import HandedWork, Made
 from shoal.node.state.fetching import Fetcher, Job
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import HandedOver, Offered
-from shoal.protocol.messages import MEMBER_LIMIT
+from shoal.protocol.planning import capped_tokens
 from shoal.protocol.records import NodeRecord
-from shoal.protocol.sites import SITE_PROTOCOL, HandOverAnswer, HandOverOffer, is_of_site
+from shoal.protocol.sites import (
+    SITE_PROTOCOL,
+    HandOverAnswer,
+    HandOverOffer,
+    SiteRequest,
+    TakeBackOffer,
+    is_of_site,
+)
 from shoal.protocol.wire import SwarmId, canonical, decode
 from shoal.swarm.host import Host
 from shoal.swarm.lanes.chunks import ChunkRef, ChunkSpace, Lookup
@@ -45,6 +55,8 @@ OFFER_LIMIT_BYTES: Final = 1024
 OFFER_DEADLINE_S: Final = 10.0
 ANSWER_LIMIT_S: Final = 24 * 3600.0
 """No round is longer, whoever trains how slowly; an answer that has not come by then comes never."""
+TAKE_BACK_S: Final = 5.0
+"""For a delegate to say whether what is taken back is in its contribution."""
 LOOK_S: Final = 0.5
 
 logger = logging.getLogger(__name__)
@@ -62,16 +74,17 @@ class OfferedWork:
         self._encoded: EncodedContribution | None = None
         self._asked: set[int] = set()
 
-    def offer(self, encoded: EncodedContribution | None) -> None:
-        """Serve this from now on, and nothing else; None: nothing."""
+    def offer(self, encoded: EncodedContribution) -> None:
+        """Serve this from now on, and nothing else."""
         with self._lock:
             self._encoded, self._asked = encoded, set()
 
-    @property
-    def all_asked(self) -> bool:
-        """True if each of its chunks was asked for."""
+    def withdraw(self) -> bool:
+        """Serve nothing any more. Returns whether each chunk of what was served has been asked for."""
         with self._lock:
-            return self._encoded is not None and len(self._asked) == self._encoded.grid.chunks
+            all_asked = self._encoded is not None and len(self._asked) == self._encoded.grid.chunks
+            self._encoded = None
+            return all_asked
 
     def lookup(self, ref: ChunkRef) -> memoryview | None:
         """The payload of a chunk, None if it is not here."""
@@ -93,15 +106,26 @@ class _Round:
     base: bytes = b""
     form: tuple[str, int, int] = ("", 0, 0)
     handed: dict[PeerId, HandedWork] = field(default_factory=dict)
-    awaited: set[PeerId] = field(default_factory=set)
+    heard: set[PeerId] = field(default_factory=set)
     over: frozenset[PeerId] | None = None
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass(slots=True)
+class _Offer:
+    """What this node offers its delegate. taken: what came of it; None until that is known, and `ended` is set."""
+
+    delegate: PeerId
+    made: Made
+    taken: bool | None = None
+    takes_back: trio.Event = field(default_factory=trio.Event)
     ended: trio.Event = field(default_factory=trio.Event)
 
 
 class SiteExchange:
     """Handing over, as one node does it. name: of its site; None, and nobody is of it, where it is of none.
 
-    linked: who may be heard. record_of: what a peer says of itself. put: takes inputs of the member.
+    linked: who may be heard. record_of: what a peer says of itself. allocate: gives memory for what is handed over.
     """
 
     def __init__(
@@ -114,6 +138,7 @@ class SiteExchange:
         swarm: SwarmId,
         linked: Callable[[], Collection[PeerId]],
         record_of: Callable[[PeerId], NodeRecord | None],
+        allocate: Callable[[int], memoryview] = own_memory,
     ) -> None:
         self._host = host
         self._work = work
@@ -122,10 +147,13 @@ class SiteExchange:
         self._swarm = swarm
         self._linked = linked
         self._record_of = record_of
-        self._round = _Round()
-        self._offers, self._to_offer = trio.open_memory_channel[tuple[PeerId, Made]](math.inf)
-        self._offering: tuple[bytes, trio.CancelScope] | None = None
+        self._allocate = allocate
+        self._round, self._before = _Round(), _Round()
+        self._fetching = trio.CapacityLimiter(1)
+        self._offers, self._to_offer = trio.open_memory_channel[_Offer](math.inf)
+        self._offer: _Offer | None = None
         self.put: Callable[[Offered | HandedOver], None] = lambda event: None
+        """Takes inputs of the member."""
         if name is not None:
             host.serve(SITE_PROTOCOL, self._serve, limit_bytes=OFFER_LIMIT_BYTES)
 
@@ -140,136 +168,178 @@ class SiteExchange:
     def begin(self, base: bytes, grid: Grid, codec: str) -> None:
         """The round after the value of this hash begins: contributions to it are taken, in this form."""
         if self._round.base != base:
-            self._end(frozenset())
-            self._round = _Round(base, (codec, grid.numel, grid.chunk_values))
+            self.contributed()
+            self._before, self._round = self._round, _Round(base, (codec, grid.numel, grid.chunk_values))
 
-    def take(self, base: bytes) -> list[HandedWork]:
-        """All that is handed over for the round; nothing more is taken, and each who did waits for `contributed`."""
-        if self._round.base != base or self._round.over is not None:
-            return []
-        return [work for _, work in sorted(self._round.handed.items())]
+    def take(self, tokens: int, weight_cap: float) -> list[HandedWork]:
+        """All that is handed over for the round; each who did waits for `contributed`.
 
-    def contributed(self, works: Collection[HandedWork] = ()) -> None:
-        """This node's contribution is on disk, with these in it; or there is none, or none of them is."""
-        self._end(frozenset(work.peer for work in works))
+        tokens: of this node's own. Nobody's count for more than `weight_cap` times the median of the site.
+        """
+        works = [] if self._round.over is not None else sorted(self._round.handed.items())
+        all_tokens = {PeerId(""): tokens, **{peer: work.tokens for peer, work in works}}
+        capped = capped_tokens(all_tokens, weight_cap)
+        return [replace(work, tokens=capped[peer]) for peer, work in works]
 
-    def _end(self, taken: frozenset[PeerId]) -> None:
+    def contributed(self, handed: Collection[PeerId] = ()) -> None:
+        """This node's contribution is on disk, with those of these in it; or there is none, or none of them is."""
         if self._round.over is None:
-            self._round.over = taken
+            self._round.over = frozenset(handed)
             self._round.ended.set()
             self._round.handed = {}
 
     async def _serve(self, stream: MessageStream) -> None:
-        """Take what another of the site offers. Raises RemoteError, NetworkError where that cannot be."""
-        peer, round = stream.peer, self._round
+        """Answer another of the site. Raises RemoteError, NetworkError where that cannot be."""
+        peer = stream.peer
         if peer not in self.mates():
             raise RemoteError("hands over, and is of another site", peer=peer)
-        offer = decode(await stream.receive(deadline_s=OFFER_DEADLINE_S), HandOverOffer, peer=peer)
-        form = offer.codec, offer.numel, offer.chunk_values
-        free = round.over is None and peer not in round.awaited and len(round.awaited) < MEMBER_LIMIT
-        if free and (offer.base, form) == (round.base, round.form):
-            round.awaited.add(peer)
-            try:
-                work = await self._fetch(peer, offer)
-            except (NetworkError, RemoteError) as error:
-                logger.info("%s does not hand over what it offers: %s", peer, error)
-            else:
-                if round.over is None:
-                    round.handed[peer] = work
-                    self.put(Offered(peer, offer.base))
-                    await round.ended.wait()
-        taken = round.over is not None and peer in round.over
+        request: SiteRequest = decode(await stream.receive(deadline_s=OFFER_DEADLINE_S), SiteRequest, peer=peer)  # type: ignore[arg-type]
+        if isinstance(request, HandOverOffer):
+            taken = await self._take(peer, request)
+        else:
+            taken = self._let_go(peer, request.base)
         await stream.send(canonical(HandOverAnswer(taken=taken)), deadline_s=OFFER_DEADLINE_S)
         await stream.aclose()
 
+    async def _take(self, peer: PeerId, offer: HandOverOffer) -> bool:
+        """Fetch what a peer offers; whether it is in this node's contribution, once that is known."""
+        round, form = self._round, (offer.codec, offer.numel, offer.chunk_values)
+        if (offer.base, form) != (round.base, round.form) or round.over is not None or peer in round.heard:
+            return self._has(peer, offer.base)
+        round.heard.add(peer)
+        try:
+            work = await self._fetch(peer, offer)
+        except (NetworkError, RemoteError) as error:
+            logger.info("%s does not hand over what it offers: %s", peer, error)
+            return False
+        if round.over is None and peer in round.heard:
+            round.handed[peer] = work
+            self.put(Offered(peer, offer.base))
+            await round.ended.wait()
+        return round.over is not None and peer in round.over
+
+    def _let_go(self, peer: PeerId, base: bytes) -> bool:
+        """A peer takes back what it offered; whether that is too late."""
+        round = self._round
+        if base == round.base and round.over is None:
+            round.handed.pop(peer, None)
+            round.heard.discard(peer)
+        return self._has(peer, base)
+
+    def _has(self, peer: PeerId, base: bytes) -> bool:
+        rounds = (round for round in (self._round, self._before) if round.base == base)
+        return any(round.over is not None and peer in round.over for round in rounds)
+
     async def _fetch(self, peer: PeerId, offer: HandOverOffer) -> HandedWork:
         grid = Grid(offer.numel, offer.chunk_values)
+        codecs = [chunk_codec(offer.codec, grid, chunk) for chunk in range(grid.chunks)]
+        sizes = [payload_bytes(grid, codec, chunk) for chunk, codec in enumerate(codecs)]
+        begins = [0, *accumulate(sizes)]
         scope, here = offer.root[:SCOPE_BYTES], dict[int, U8]()
 
         def accept(ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
-            codec = chunk_codec(offer.codec, grid, ref.chunk)
-            payload = np.frombuffer(bytes(data), np.uint8)
-            encoded = encoded_part(payload, grid=grid, codec=codec, chunk=ref.chunk, root=offer.root)
+            place = memory[begins[ref.chunk] : begins[ref.chunk + 1]]
+            place[:] = np.frombuffer(data, np.uint8)
+            codec = codecs[ref.chunk]
+            encoded = encoded_part(place, grid=grid, codec=codec, chunk=ref.chunk, root=offer.root)
             if encoded is None:
                 raise RemoteError(f"chunk {ref.chunk} of its contribution is not the one it offered", peer=peer)
             here[ref.chunk] = encoded
 
-        sizes = (payload_bytes(grid, chunk_codec(offer.codec, grid, chunk), chunk) for chunk in range(grid.chunks))
-        wanted = [(ChunkRef(ChunkSpace.VECTOR, scope, chunk), size) for chunk, size in enumerate(sizes)]
         job = Job(
             what="a contribution of this site",
-            wanted=wanted,
+            wanted=[(ChunkRef(ChunkSpace.VECTOR, scope, chunk), size) for chunk, size in enumerate(sizes)],
             here=(),
             introduce=_nothing_to_ask,
             accept=accept,
             on_progress=_not_shown,
         )
-        await self._fetcher.fetch(job, [peer])
-        chunks = tuple(here[chunk] for chunk in range(grid.chunks))
-        work = HandedWork(peer, offer.tokens, grid, offer.codec, chunks)
-        await trio.to_thread.run_sync(work.check)
+        async with self._fetching:
+            memory = np.frombuffer(self._allocate(begins[-1]), np.uint8)
+            await self._fetcher.fetch(job, [peer])
+            chunks = tuple(here[chunk] for chunk in range(grid.chunks))
+            work = HandedWork(peer, offer.tokens, grid, offer.codec, chunks)
+            await trio.to_thread.run_sync(work.check)
         return work
 
     # -- of who hands over -----------------------------------------------------------------------------------
 
     def hand_over(self, delegate: PeerId, made: Made) -> None:
-        """Begin to hand over what was made to the delegate; what comes of it is put as an input, once."""
-        self._work.offer(made.encoded)
-        self._offering = made.base, trio.CancelScope()
-        self._offers.send_nowait((delegate, made))
+        """Begin to hand over what was made to the delegate; what comes of it is put as an input.
 
-    def give_up(self, base: bytes) -> bool | None:
-        """The round is over: offer nothing more. Returns whether it may have been taken; None: it was not offered."""
-        if self._offering is None or self._offering[0] != base:
-            return None
-        (_, scope), taken = self._offering, self._work.all_asked
-        self._offering = None
-        self._work.offer(None)
-        scope.cancel()
-        return taken
+        Of what was handed over already, what came of it is put again.
+        """
+        offer = self._offer
+        if offer is not None and offer.made.base == made.base:
+            if offer.taken is not None:
+                self.put(HandedOver(made.base, offer.taken))
+            return
+        self.take_back()
+        self._work.offer(made.encoded)
+        self._offer = _Offer(delegate, made)
+        self._offers.send_nowait(self._offer)
+
+    def take_back(self) -> None:
+        """Have the delegate let go of what it was offered, if it may."""
+        if self._offer is not None:
+            self._offer.takes_back.set()
+
+    async def outcome(self, base: bytes) -> bool:
+        """True if what was made for the round after that value was offered, and counts as taken. It is taken back.
+
+        Cancellation: it is taken back all the same.
+        """
+        offer = self._offer
+        if offer is None or offer.made.base != base:
+            return False
+        offer.takes_back.set()
+        await offer.ended.wait()
+        return bool(offer.taken)
 
     async def run(self) -> None:
         """Offer one contribution after the other, until cancelled."""
-        while True:
-            delegate, made = await self._to_offer.receive()
-            offering = self._offering
-            if offering is None or offering[0] != made.base:
-                continue
-            taken: bool | None = None
-            with offering[1]:
-                taken = await self._offered(delegate, made)
-            if self._offering is offering:
-                self._offering, taken = None, self._work.all_asked if taken is None else taken
-                self._work.offer(None)
-                self.put(HandedOver(made.base, taken))
+        async for offer in self._to_offer:
+            taken = await self._answered(offer)
+            all_asked = self._work.withdraw()
+            offer.taken = all_asked if taken is None else taken
+            offer.ended.set()
+            self.put(HandedOver(offer.made.base, offer.taken))
 
-    async def _offered(self, delegate: PeerId, made: Made) -> bool | None:
+    async def _answered(self, offer: _Offer) -> bool | None:
         """What the delegate answers; None if it answers nothing."""
-        grid, encoded = made.encoded.grid, made.encoded
-        offer = HandOverOffer(
-            base=made.base,
+        encoded, grid = offer.made.encoded, offer.made.encoded.grid
+        request = HandOverOffer(
+            base=offer.made.base,
             root=encoded.root,
-            tokens=made.tokens,
+            tokens=offer.made.tokens,
             codec=encoded.codec,
             numel=grid.numel,
             chunk_values=grid.chunk_values,
         )
         answers: list[bool] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(self._ask, delegate, offer, answers, nursery.cancel_scope))
-            while delegate in self._linked():  # noqa: ASYNC110 -- nobody tells when a link ends
-                await trio.sleep(LOOK_S)
-            nursery.cancel_scope.cancel()
+            over = nursery.cancel_scope
+            nursery.start_soon(self._ask, offer.delegate, request, ANSWER_LIMIT_S, answers, over)
+            nursery.start_soon(self._until_unlinked, offer.delegate, over)
+            await offer.takes_back.wait()
+            await self._ask(offer.delegate, TakeBackOffer(base=offer.made.base), TAKE_BACK_S, answers, over)
         return answers[0] if answers else None
 
-    async def _ask(self, delegate: PeerId, offer: HandOverOffer, answers: list[bool], over: trio.CancelScope) -> None:
+    async def _ask(
+        self, delegate: PeerId, request: SiteRequest, deadline_s: float, answers: list[bool], over: trio.CancelScope
+    ) -> None:
         try:
             data = await self._host.request(
-                delegate, SITE_PROTOCOL, canonical(offer), deadline_s=ANSWER_LIMIT_S, limit_bytes=OFFER_LIMIT_BYTES
+                delegate, SITE_PROTOCOL, canonical(request), deadline_s=deadline_s, limit_bytes=OFFER_LIMIT_BYTES
             )
             answers.append(decode(data, HandOverAnswer, peer=delegate).taken)
         except (NetworkError, RemoteError) as error:
             logger.info("%s does not say whether it took over what this node made: %s", delegate, error)
+        over.cancel()
+
+    async def _until_unlinked(self, delegate: PeerId, over: trio.CancelScope) -> None:
+        while delegate in self._linked():  # noqa: ASYNC110 -- nobody tells when a link ends
+            await trio.sleep(LOOK_S)
         over.cancel()
 
 

@@ -57,7 +57,18 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.commitments import seal_of
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import MEMBER_LIMIT, WEIGHT_LIMIT, Certificate, Count, Hash, Ready, Rebase, Term, Value
+from shoal.protocol.messages import (
+    MEMBER_LIMIT,
+    WEIGHT_LIMIT,
+    Certificate,
+    Count,
+    Hash,
+    Peer,
+    Ready,
+    Rebase,
+    Term,
+    Value,
+)
 from shoal.protocol.planning import CONTRIBUTOR, split_codec, with_buffers
 
 _METADATA = "work"
@@ -74,7 +85,10 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class WorkAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The numbers of a contribution. base: the value that its round follows; root: what was announced."""
+    """The numbers of a contribution. base: the value that its round follows; root: what was announced.
+
+    handed: whose contributions are in it, of this node's site. passed_on: it is in that of the site's delegate.
+    """
 
     format: str = _FORMAT
     term: Term
@@ -84,6 +98,8 @@ class WorkAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tokens: Count
     rounds_excluded: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
     carried: tuple[Carried, ...] = ()
+    handed: tuple[Peer, ...] | msgspec.UnsetType = msgspec.UNSET
+    passed_on: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +126,7 @@ class SavedWork:
 class Made:
     """One round's contribution: what went in, what is sent, and its weight. `base` is the hash of C(e-1)'s value.
 
-    retained: α · pseudo-gradient, which the replica keeps; None for nothing.
+    retained: α · pseudo-gradient, which the replica keeps; None for nothing. handed: whose work is in it besides.
     """
 
     round: int
@@ -120,6 +136,7 @@ class Made:
     values: F32
     encoded: EncodedContribution
     retained: F32 | None = None
+    handed: tuple[PeerId, ...] = ()
 
     def ready(
         self, head: Value, state: bytes, *, sender: PeerId, upload: int, download: int, reaches: Iterable[PeerId]
@@ -143,8 +160,9 @@ class Made:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HandedWork:
-    """A contribution that another of the site handed over (protocol/sites.py): its tokens, and its encoded chunks, each
-    of them the one that it committed to.
+    """A contribution that another of the site handed over (protocol/sites.py).
+
+    tokens: as far as they count. chunks: encoded, each of them the one that it committed to.
     """
 
     peer: PeerId
@@ -165,7 +183,10 @@ class HandedWork:
 
     def check(self) -> None:
         """Raise Undecodable unless all of it decodes."""
-        self.add_to(np.zeros(self.grid.numel, np.float32), 0.0)
+        scratch = np.empty(min(self.grid.chunk_values, self.grid.numel), np.float32)
+        for chunk, encoded in enumerate(self.chunks):
+            codec = chunk_codec(self.codec, self.grid, chunk)
+            codec.decode_into(encoded, scratch[: self.grid.length(chunk)])
 
 
 @dataclass(slots=True, eq=False)
@@ -246,9 +267,9 @@ class Contributions:
         those lie; it is read, and not kept. handed: what others of the site made of the same fragment; the contribution
         is then the mean of all, by their tokens. Raises LocalError if it is not finite.
         """
-        fragment, own = self.fragment(round), pseudo_gradient
+        fragment = self.fragment(round)
         if handed:
-            pseudo_gradient, tokens = _together(own, tokens, handed)
+            pseudo_gradient, tokens = _together(pseudo_gradient, tokens, handed)
         left = self._left[fragment.number]
         values = self._input(pseudo_gradient, tokens, left, fragment.grid)
         self.made = Made(
@@ -258,7 +279,8 @@ class Contributions:
             tokens=min(tokens + left.tokens, WEIGHT_LIMIT),
             values=values,
             encoded=self._encode(values, fragment, base),
-            retained=self._retained(own),
+            retained=self._retained(pseudo_gradient),
+            handed=tuple(work.peer for work in handed),
         )
         left.residual = left.settled = None  # it is in the values now
         self.taken = number
@@ -317,8 +339,11 @@ class Contributions:
             values, fragment.grid, self._codec, dither=dither, threads=2, allocate=self._allocate
         )
 
-    def saved(self, made: Made, term: Term) -> SavedWork:
-        """Return what of a contribution a restart needs on disk to make it again and have it counted once."""
+    def saved(self, made: Made, term: Term, *, passed_on: bool = False) -> SavedWork:
+        """Return what of a contribution a restart needs on disk to make it again and have it counted once.
+
+        passed_on: it is in another's.
+        """
         own = self.fragment(made.round).number
         others = {n: left for n, left in enumerate(self._left) if n != own and left.residual is not None}
         account = WorkAccount(
@@ -332,6 +357,8 @@ class Contributions:
                 Carried(fragment=n, tokens=left.tokens, rounds_excluded=left.rounds_excluded)
                 for n, left in others.items()
             ),
+            handed=made.handed or msgspec.UNSET,
+            passed_on=passed_on or msgspec.UNSET,
         )
         residuals = {n: left.residual for n, left in others.items() if left.residual is not None}
         return SavedWork(account, made.values, residuals, made.retained, self._vectors)
@@ -357,6 +384,7 @@ class Contributions:
             values=values,
             encoded=encoded,
             retained=work.retained,
+            handed=() if isinstance(account.handed, msgspec.UnsetType) else tuple(map(PeerId, account.handed)),
         )
         self._left[fragment.number].rounds_excluded = account.rounds_excluded
         for one in account.carried:

@@ -149,8 +149,7 @@ class Resumption:
         now = trio.current_time()
         self._round_s, self._made_at = (now - self._made_at if self._made_at > 0 else 0.0), now
         position = (work.account.term, work.account.round)
-        if (self._folder / MIDWAY).exists():
-            await trio.to_thread.run_sync(self._forget_midway)
+        await self.forget_midway()
         due = alone or now >= self._rest_ends
         skipped = not due and not self._always(work.account.round)
         if self._pending is not None or skipped:
@@ -164,6 +163,11 @@ class Resumption:
         self._trainer_done, self._trainer_failure = trio.Event(), None
         self._orders.send_nowait(work)
         await self._send(Snapshot(round=work.account.round, path=str(self.files(position).trainer)))
+
+    async def forget_midway(self) -> None:
+        """Remove what was written amid the round: it is in a contribution. Raises StorageError if it cannot be."""
+        if (self._folder / MIDWAY).exists():
+            await trio.to_thread.run_sync(self._forget_midway)
 
     @property
     def writing(self) -> bool:

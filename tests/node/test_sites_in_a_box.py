@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import trio
 
-from shoal.protocol.messages import Value
-from tests.node.box_life import Life
 from tests.node.simulated_disk import Disks, Survival
 from tests.node.swarm_in_a_box import Box, disks
 

@@ -9,7 +9,7 @@ import trio.testing
 
 from shoal.node.rounds.copying import DELEGATE_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Delegated, OwnedRange, Plan
+from shoal.protocol.messages import ChunkResults, Delegated, OwnedRange, Plan
 from tests.node.rounds.reducing_lab import STEP_S, Clock, Mesh, clock, digests
 from tests.waiting import until
 
@@ -78,27 +78,21 @@ async def test_others_are_asked_where_the_delegate_has_not_all_in_time(tmp_path:
         assert len(set(digests(mesh))) == 1
 
 
-async def test_others_are_asked_at_once_where_the_delegate_was_evicted(tmp_path: Path, clock: Clock) -> None:
+async def test_owners_send_finals_to_who_had_a_delegate_that_was_evicted(tmp_path: Path, clock: Clock) -> None:
     mesh = Mesh(tmp_path, 3)
     async with mesh.running():
         plan = await begun(mesh)
-        evicted = mesh.peers[DELEGATE]
-        rider, other = mesh.drivers[RIDER], mesh.drivers[OTHER]
-        for driver in (rider, other):
-            await driver.close_off(plan.lineage, frozenset({evicted}))
-        rider.complete_at([mesh.peers[OTHER], evicted])
-        await until(lambda: mesh.catchups[RIDER].copied)
-        assert mesh.catchups[RIDER].copied == [(plan.hash, [0], [mesh.peers[OTHER]])], "of what the evicted owned none"
+        evicted, finals = mesh.peers[DELEGATE], mesh.done[OTHER][0][0]
+        for node in (RIDER, OTHER):
+            await mesh.drivers[node].close_off(plan.lineage, frozenset({evicted}))
+        standing = ChunkResults.of(OTHER, {chunk: finals.chunks[chunk].result for chunk in range(1, plan.chunks)})
         revised = msgspec.structs.replace(
-            plan, attempt=1, origin=plan.lineage, evicted=(evicted,), owners=(OwnedRange(OTHER, 0, plan.chunks),)
+            plan, attempt=1, origin=plan.lineage, evicted=(evicted,), standing=(standing,)
         )
-        mesh.start(msgspec.structs.replace(revised), OTHER)
-        rider.repair(revised, None, {})
-        await until(lambda: len(mesh.done[OTHER]) > 1)
-        mesh.catchups[RIDER].known[revised.hash] = mesh.done[OTHER][-1][0]
-        rider.complete_at([mesh.peers[OTHER]])
+        for node in (RIDER, OTHER):
+            mesh.drivers[node].repair(revised, mesh.contributions[node], {})
         await until(lambda: mesh.done[RIDER])
-        assert mesh.catchups[RIDER].copied[-1][2] == [mesh.peers[OTHER]]
+        assert mesh.catchups[RIDER].copied == []
         assert digests(mesh)[RIDER] == digests(mesh)[OTHER]
 
 
