@@ -280,9 +280,7 @@ class Member:
     def trains_alone(self) -> bool:
         """True if its trainer goes on without a quorum, which one does that has something to contribute already."""
         here = self._here
-        return not (here.waits_alone or self._trains_nothing) and (
-            here.made or self._site.passed_on or not here.resting
-        )
+        return not (here.waits_alone or self._trains_nothing) and (self._has_given or not here.resting)
 
     @property
     def claimed_behind(self) -> bool:
@@ -330,10 +328,9 @@ class Member:
             return not (self.leaving or self._fork_watch.suspects_somebody or self.catching_up.has_claims)
         if machine is None or not machine.rests or self.leaving:
             return False
-        contributes = machine.phase is Phase.TRAIN or self._here.made or self._trains_nothing
         if self._site.holds or self._site.handed_to is not None:
             return False
-        contributes = contributes or self._site.passed_on
+        contributes = machine.phase is Phase.TRAIN or self._has_given or self._trains_nothing
         claims = self._fork_watch.suspects_somebody or self.catching_up.has_claims
         orders = self._going_back.has_order or self._amending.has_order
         return contributes and not (claims or orders or self._no_quorum.without_quorum)
@@ -576,8 +573,7 @@ class Member:
     def _trainer_restarted(self, event: TrainerRestarted) -> Steps:
         yield from self._look_around()
         self._site.let_go()
-        has_made = self._here.made or (self._site.passed_on and self.machine is not None)
-        if (self.machine is not None or self.follows_head) and not (has_made or self._trains_nothing):
+        if (self.machine is not None or self.follows_head) and not (self._has_given or self._trains_nothing):
             yield Train()
 
     def _reduced(self, event: Reduced) -> Steps:
@@ -923,6 +919,11 @@ class Member:
     # -- what this node gives --------------------------------------------------------------------------------
 
     @property
+    def _has_given(self) -> bool:
+        """True if its contribution to the round under way is made, and here, or with its delegate."""
+        return self._here.made or self._site.passed_on
+
+    @property
     def _trains_nothing(self) -> bool:
         """True if nothing is trained here: the user has the accelerator, or this node only ever follows."""
         return self._here.paused or self._here.follows
@@ -1031,7 +1032,7 @@ class Member:
         advice = self._no_quorum.advise(
             machine,
             self._now,
-            contributed=here.made or self._site.passed_on,
+            contributed=self._has_given,
             may_train=may_train,
             resting=here.resting,
             cut_off=cut_off,

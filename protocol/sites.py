@@ -54,7 +54,9 @@ _NAME: Final = re.compile(rf"[!-~]{{1,{NAME_LIMIT_CHARS}}}", re.ASCII)
 def check_site(name: str, option: str) -> None:
     """Raise ConfigError for what is no name of a site."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{option}: a site's name has up to {NAME_LIMIT_CHARS} printable characters, and no space")
+        raise ConfigError(
+            f"{option}: {name!r} is no site's name; write up to {NAME_LIMIT_CHARS} printable characters without a space"
+        )
 
 
 def capability_of(name: str, swarm: SwarmId, peer: PeerId) -> str:

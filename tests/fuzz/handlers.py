@@ -23,6 +23,7 @@ from shoal.node.discovery.chain_places import ChainLooks
 from shoal.node.discovery.clocks import Clocks, WallClock
 from shoal.node.rounds.enlist_exchange import EnlistExchange
 from shoal.node.rounds.relay_room import AskLetGo, RelayRoom
+from shoal.node.rounds.site_exchange import OfferedWork, SiteExchange
 from shoal.node.sapo.store import GroupStore
 from shoal.node.state.chain_waits import ChainWaits
 from shoal.node.state.image_exchange import ImageExchange
@@ -38,6 +39,7 @@ from shoal.protocol.evidence import Evidence, pack
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Enlist
 from shoal.protocol.records import NodeRecord, seal_record
+from shoal.protocol.sites import SiteRequest, capability_of
 from shoal.swarm.gossip import GossipMessage
 from shoal.swarm.host import Host
 from shoal.swarm.key_probe import KeyProbe
@@ -196,6 +198,21 @@ def link_targets(host: Host, rng: Any) -> Iterator[Target]:
 # -- requests ------------------------------------------------------------------------------------------------
 
 
+def _site(host: Host) -> SiteExchange:
+    """Of one site with the peer that asks."""
+    record = NodeRecord(peer=PEER, boot=1, capabilities=(capability_of("here", SWARM, PEER),))
+    fetcher: Any = SimpleNamespace()
+    return SiteExchange(
+        host,
+        OfferedWork(lambda ref: None),
+        fetcher,
+        name="here",
+        swarm=SWARM,
+        linked=lambda: frozenset({PEER}),
+        record_of=lambda peer: record,
+    )
+
+
 def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iterator[Target]:
     """What is asked of a node on streams of their own."""
     layouts = Layouts(host=host, linked=lambda: frozenset({PEER}), on_progress=lambda progress: None)
@@ -222,6 +239,7 @@ def request_targets(host: Host, lanes: LanePool, folder: Path, rng: Any) -> Iter
     of: dict[str, tuple[Callable[[MessageStream], Any], Any]] = {
         "audit request": (server.serve, audit_messages.AuditRequest),
         "enlist": (EnlistExchange(host, lambda: frozenset({PEER}), lambda peer, message: None)._serve, Enlist),
+        "site": (_site(host)._serve, SiteRequest),
         "clock": (Clocks(host, lambda: frozenset({PEER}), lambda progress: None)._serve, WallClock),
         "manifest request": (ManifestServer(host, MANIFEST)._serve, peering.GetManifest),
         "layout request": (layouts.serve, GetLayout),

@@ -43,6 +43,7 @@ COVERS = {
     "hello": ("swarm.links:Links._answer_hello", "swarm.members:_own_record"),
     "link": ("swarm.links:Links._hear", "swarm.links:Links._read_messages"),
     "enlist": ("node.rounds.enlist_exchange:EnlistExchange._serve",),
+    "site": ("node.rounds.site_exchange:SiteExchange._serve",),
     "clock": ("node.discovery.clocks:Clocks._serve",),
     "manifest request": ("swarm.manifest_exchange:ManifestServer._serve",),
     "layout request": ("node.node:Node.layouts.serve",),

@@ -16,6 +16,7 @@ from tests.planted.page import PAGE
 from tests.planted.protocol import PROTOCOL
 from tests.planted.sapo import SAPO
 from tests.planted.shell import SHELL
+from tests.planted.sites import SITES
 from tests.planted.state import STATE
 from tests.planted.swarm import SWARM
 from tests.planted.testnet import TESTNET
@@ -24,6 +25,7 @@ from tests.planted.training import TRAINING
 BUGS: dict[str, tuple[Bug, ...]] = {
     "protocol": PROTOCOL,
     "member": MEMBER,
+    "sites": SITES,
     "collectives": COLLECTIVES,
     "lanes": LANES,
     "state": STATE,

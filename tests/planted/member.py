@@ -140,8 +140,8 @@ MEMBER: tuple[Bug, ...] = (
     ),
     simulated(
         "a trainer that begins anew trains although its user has the accelerator",
-        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):",
-        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._here.follows):",
+        "if (self.machine is not None or self.follows_head) and not (self._has_given or self._trains_nothing):",
+        "if (self.machine is not None or self.follows_head) and not (self._has_given or self._here.follows):",
     ),
     simulated(
         "a member that fetched its state begins no round",
@@ -242,25 +242,26 @@ MEMBER: tuple[Bug, ...] = (
     simulated(
         "a contribution that is made is announced to nobody",
         """
-        if ready.role == CONTRIBUTOR:
-            yield from self._mark_announced()
-        yield from self._carry_out(machine.ready(ready, self._now))
+            self._site.hand_over(delegate, self._now)
+            yield HandOver(delegate)
+        else:
+            yield from self._carry_out(machine.ready(ready, self._now))
         """,
         """
-        if ready.role == CONTRIBUTOR:
-            yield from self._mark_announced()
-        else:
+            self._site.hand_over(delegate, self._now)
+            yield HandOver(delegate)
+        elif ready.role != CONTRIBUTOR:
             yield from self._carry_out(machine.ready(ready, self._now))
         """,
     ),
     simulated(
         "a round begins, and its trainer is told nothing",
         """
-        if role == TRAINING:
+        elif role == TRAINING:
             yield Train(beside=machine.trainers())
         """,
         """
-        if role == JOINER:
+        elif role == JOINER:
             yield Train(beside=machine.trainers())
         """,
     ),

@@ -177,8 +177,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "an agent that only samples and begins anew is told to train",
         "tests/protocol/test_member.py::test_member_that_only_follows_observes_every_round_and_never_has_its_trainer_train",
-        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):",
-        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._here.paused):",
+        "if (self.machine is not None or self.follows_head) and not (self._has_given or self._trains_nothing):",
+        "if (self.machine is not None or self.follows_head) and not (self._has_given or self._here.paused):",
     ),
     bug(
         "a node that only samples trains on alone",
@@ -302,7 +302,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a lead plans itself alone before the others have announced",
         "tests/protocol/test_one_word.py::test_what_came_of_a_plan_that_counts_less_than_half_of_those_who_train_is_not_signed",
-        "trainers = len(self._countable(plan.chunks)) + len(self.awaited())",
+        "trainers = len(self._countable(plan.chunks)) + len(self.awaited() - plan.delegates.keys())",
         "trainers = len(self._countable(plan.chunks))",
     ),
     bug(

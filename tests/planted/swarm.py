@@ -197,7 +197,7 @@ SWARM: tuple[Bug, ...] = (
         "a newcomer without a quorum says that it trains",
         "tests/protocol/test_member.py"
         "::test_newcomer_without_a_quorum_trains_nothing_and_who_has_made_something_trains_on",
-        "and (here.made or not here.resting)",
+        "and (self._has_given or not here.resting)",
         "and True",
     ),
     bug(

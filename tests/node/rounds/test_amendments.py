@@ -53,6 +53,7 @@ from shoal.protocol.round import RoundMachine
 from tests.manifests import manifest_of
 from tests.node.donors import World
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, save_finals, vector
+from tests.node.rounds.site_lab import no_site
 
 NAME = FILES[Wanted][0]
 FEWER = ["sync.inner_steps=60", "sync.codec=bf16"]
@@ -339,6 +340,7 @@ class Part:
             reduce=SimpleNamespace(prepare=lambda: None),
             store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
             resumption=SimpleNamespace(stands_on=lambda value: None),
+            site=no_site(),
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 

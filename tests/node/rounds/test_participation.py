@@ -26,6 +26,7 @@ from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Term, Value
 from shoal.protocol.planning import OBSERVER
 from shoal.protocol.terms import make_rebase
 from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
+from tests.node.rounds.site_lab import no_site
 
 
 class Part:
@@ -67,6 +68,7 @@ class Part:
             reduce=SimpleNamespace(prepare=lambda: None, bring_up_lanes=lambda *about: self.brought_up.append(about)),
             store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
             resumption=SimpleNamespace(restore_trainer=self._restore, stands_on=lambda value: None),
+            site=no_site(),
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
@@ -187,7 +189,7 @@ def test_values_that_are_not_finite_are_announced_by_nobody_and_spoil_no_later_o
     event = Contribution(
         number=1, round=4, tokens=100, steps=1, loss=1.0, seconds=1.0, tokens_per_s=100.0, blocked_s=0.0
     )
-    ready = trio.run(partial(here.part.contribute, event, alone=False))
+    ready = trio.run(partial(here.part.contribute, event, alone=False, delegate=None))
     assert ready is not None
     assert (ready.round, ready.role, ready.root, ready.tokens) == (4, OBSERVER, NO_HASH, 0)
     assert "round 4: this node contributes nothing: NaN or infinity among the values to encode" in caplog.text

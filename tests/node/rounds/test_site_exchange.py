@@ -1,4 +1,4 @@
-"""Handing over on real hosts: to who is of the site, once, in its form; and what is not answered counts as it has to."""
+"""Handing over on real hosts: to who is of the site, once, in its form; and what is not answered counts as it is to."""
 
 from __future__ import annotations
 
