@@ -131,16 +131,12 @@ def test_delegate_waits_no_longer_than_its_share_of_the_grace() -> None:
 
 
 def test_delegate_waits_less_where_the_grace_runs_already() -> None:
-    here, mate = training(first=True)
-    (other,) = {0, 1, 2} - {mate, here.ledger.founders.index(here.me)}
-    here.hear(here.ledger.founders[other].peer_id, contribution_of(here, other))
-    here.feed(Tick())
-    here.now = 0.2
-    here.feed(Tick())
-    here.now = 1.0
-    trained(here)  # one of three is ready: the grace does not run yet, for half of them are two
-    assert contributed(here.asked) == []
-    here.now = 1.0 + WAIT_S
+    here, _ = training(first=True)
+    assert here.member.machine is not None
+    here.member.machine._gathering.half_ready_at = 0.0
+    here.now = WAIT_S - 0.5
+    assert contributed(trained(here)) == []
+    here.now = WAIT_S
     assert contributed(here.feed(Tick())) == [None]
 
 

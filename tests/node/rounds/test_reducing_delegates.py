@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import trio
 import trio.testing
 
 from shoal.node.rounds.copying import DELEGATE_S
@@ -15,6 +18,7 @@ from tests.waiting import until
 
 __all__ = ["clock"]
 
+TEST_DEADLINE_S = 30.0
 OTHER, DELEGATE, RIDER = 0, 1, 2
 SHORT_S, LONG_S = DELEGATE_S - 2 * STEP_S, DELEGATE_S + 3 * STEP_S
 
@@ -39,6 +43,13 @@ def finals_to_the_rider(mesh: Mesh) -> list[PeerId]:
     return senders
 
 
+@asynccontextmanager
+async def running(mesh: Mesh) -> AsyncIterator[None]:
+    with trio.fail_after(TEST_DEADLINE_S):
+        async with mesh.running():
+            yield
+
+
 async def begun(mesh: Mesh) -> Plan:
     """The two others have all finals."""
     plan = plan_with_a_delegate(mesh)
@@ -53,7 +64,7 @@ async def test_who_has_a_delegate_is_sent_nothing_and_has_all_from_it_once_it_re
 ) -> None:
     mesh = Mesh(tmp_path, 3)
     sent = finals_to_the_rider(mesh)
-    async with mesh.running():
+    async with running(mesh):
         plan = await begun(mesh)
         await clock.pass_time(mesh, LONG_S)
         assert sent == []
@@ -67,7 +78,7 @@ async def test_who_has_a_delegate_is_sent_nothing_and_has_all_from_it_once_it_re
 
 async def test_others_are_asked_where_the_delegate_has_not_all_in_time(tmp_path: Path, clock: Clock) -> None:
     mesh = Mesh(tmp_path, 3)
-    async with mesh.running():
+    async with running(mesh):
         plan = await begun(mesh)
         mesh.drivers[RIDER].complete_at([mesh.peers[OTHER]])
         await clock.pass_time(mesh, SHORT_S)
@@ -80,7 +91,7 @@ async def test_others_are_asked_where_the_delegate_has_not_all_in_time(tmp_path:
 
 async def test_owners_send_finals_to_who_had_a_delegate_that_was_evicted(tmp_path: Path, clock: Clock) -> None:
     mesh = Mesh(tmp_path, 3)
-    async with mesh.running():
+    async with running(mesh):
         plan = await begun(mesh)
         evicted, finals = mesh.peers[DELEGATE], mesh.done[OTHER][0][0]
         for node in (RIDER, OTHER):
@@ -98,7 +109,7 @@ async def test_owners_send_finals_to_who_had_a_delegate_that_was_evicted(tmp_pat
 
 async def test_no_lanes_are_made_between_owners_and_who_has_another_delegate(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path, 3)
-    async with mesh.running():
+    async with running(mesh):
         await begun(mesh)
         await trio.testing.wait_all_tasks_blocked(cushion=0.02)
         pairs = {frozenset(pair) for pair in mesh.ensured}

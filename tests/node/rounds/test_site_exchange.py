@@ -27,6 +27,7 @@ from tests.waiting import WAIT_S, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 SWARM = SwarmId(bytes(range(32)))
+TEST_DEADLINE_S = 30.0
 BASE, CODEC, CAP = domain_hash("test", b"base"), "int8", 4.0
 
 
@@ -91,17 +92,18 @@ class End:
 async def ends(*sites: str) -> AsyncIterator[list[End]]:
     """The first is connected with all others, and linked."""
     made = [End(number, site) for number, site in enumerate(sites)]
-    async with trio.open_nursery() as nursery:
-        for end in made:
-            end.others = [other for other in made if other is not end]
-            await nursery.start(end.host.run)
-            nursery.start_soon(end.exchange.run)
-        for end in made[1:]:
-            await end.host.dial(made[0].host.addresses[0], deadline_s=WAIT_S)
-            end.linked.add(made[0].peer)
-            made[0].linked.add(end.peer)
-        yield made
-        nursery.cancel_scope.cancel()
+    with trio.fail_after(TEST_DEADLINE_S):
+        async with trio.open_nursery() as nursery:
+            for end in made:
+                end.others = [other for other in made if other is not end]
+                await nursery.start(end.host.run)
+                nursery.start_soon(end.exchange.run)
+            for end in made[1:]:
+                await end.host.dial(made[0].host.addresses[0], deadline_s=WAIT_S)
+                end.linked.add(made[0].peer)
+                made[0].linked.add(end.peer)
+            yield made
+            nursery.cancel_scope.cancel()
 
 
 async def test_what_is_handed_over_is_in_the_mean_by_tokens_and_who_did_is_told_once_that_is_on_disk() -> None:
