@@ -41,7 +41,7 @@ class Part:
         self.values = vector(5)
         me = self.ledger.founders[0]
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
-        sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3)}
+        sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3, weight_cap=4.0)}
         manifest = SimpleNamespace(
             **sections, seats=MEMBER_LIMIT, swarm=SimpleNamespace(founders=list(self.ledger.peers))
         )
