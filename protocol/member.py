@@ -529,7 +529,8 @@ class Member:
             return
         training = machine.training(self._here.site_mates())
         delegate = self._site.delegate(training)
-        if delegate is None and not at_once and self._site.waits(training, self._now, self._settings.grace_s):
+        times = self._now, self._settings.grace_s, machine.half_ready_at
+        if delegate is None and not at_once and self._site.waits(training, *times):
             return
         work = self._site.let_go()
         ready: Ready | None = yield Contribute(work, alone=self._is_alone(), delegate=delegate)

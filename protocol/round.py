@@ -394,6 +394,11 @@ class RoundMachine:
         trains = facts.plan is None and facts.gathering.half_ready_at is None and self.agreement.certificate is None
         return trains and not asked and self._watch.rests
 
+    @property
+    def half_ready_at(self) -> float | None:
+        """When half of those who train had announced their contribution: from then on the grace goes by."""
+        return self._gathering.half_ready_at
+
     def most_ready(self) -> bool:
         """True if more than half of those who train have announced their contribution."""
         return self._gathering.most_ready(self._facts.alive, self.agreement.leaves)

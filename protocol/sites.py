@@ -10,7 +10,8 @@
 
 So of n nodes in m places the uplinks carry what m nodes would, and n vote. The **delegate** of a site is, of its
 members that are still training, the first by PeerId: each works that out by itself, and where two differ one is refused
-and contributes by itself. It waits for the others of its site for WAIT_SHARE of the grace at most.
+and contributes by itself. It waits for the others of its site for WAIT_SHARE of the grace at most, and no longer than
+until so much of the round's grace is over: else a delegate that comes late would not be in the round.
 
 What is handed over is counted once. It is the delegate's from the moment it says so, or where it had all of it and says
 nothing more: then it may count, and is lost if it does not. Whoever is refused contributes as if it were alone.
@@ -123,6 +124,10 @@ class SiteRound:
             return frozenset()
         return frozenset(training) - self.offered - {self.me}
 
-    def waits(self, training: Collection[PeerId], now: float, grace_s: float) -> bool:
-        """True if this node, the delegate, is to wait for others of its site with what it holds."""
-        return now - self.since < WAIT_SHARE * grace_s and bool(self.awaited(training))
+    def waits(self, training: Collection[PeerId], now: float, grace_s: float, half_ready_at: float | None) -> bool:
+        """True if this node, the delegate, is to wait for others of its site with what it holds.
+
+        half_ready_at: since when the grace of the round goes by, None if it does not yet.
+        """
+        since = self.since if half_ready_at is None else min(self.since, half_ready_at)
+        return now - since < WAIT_SHARE * grace_s and bool(self.awaited(training))
