@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 
+from shoal.lab.waiting_workload import WORKLOAD_NAME
 from shoal.testnet.links.namespaces import Uplink
-from shoal.testnet.nodes import Runtime
+from shoal.testnet.nodes import Launch, Runtime, node_command
 from shoal.testnet.progress import ignore_progress
 from shoal.testnet.reports.report import failures, ok
 from shoal.testnet.scenario import Fault, Scenario
@@ -55,3 +57,35 @@ def test_delegate_that_is_killed_in_a_reduce_takes_nobody_along(tmp_path: Path, 
         assert delegates == ({1: 0, 3: 2} if number <= KILLED_IN else {3: 2})
     assert contributors == [{0, 2}] * KILLED_IN + [{1, 2}] * (ROUNDS - KILLED_IN)
     assert (report.unaffected_absent, report.evicted_alive) == ((), 0)
+
+
+SLOW, FAST = 1.4, 0.1
+"""Seconds a step; of ten steps the slow ones are done when the grace of those who are fast is over."""
+
+
+@needs_namespaces
+@pytest.mark.long
+@pytest.mark.parametrize("slow", [4, 5], ids=["delegate", "other"])
+def test_work_of_who_is_in_time_counts_in_its_round_however_late_the_other_of_its_site_is(
+    tmp_path: Path, slow: int
+) -> None:
+    def command(launch: Launch) -> list[str]:
+        pause = launch.data_dir / "step_s"
+        pause.write_text(str(SLOW if launch.data_dir.name == str(slow) else FAST))
+        return [*node_command(launch), "--data", str(pause)]
+
+    rounds, inner_steps, batch = 3, 10, 32
+    late = Scenario(
+        nodes=6,
+        rounds=rounds,
+        workload=WORKLOAD_NAME,
+        options={"batch": batch},
+        inner_steps=inner_steps,
+        round={"grace_s": 10.0},
+        uplinks=(*UPLINKS, Uplink(nodes=(4, 5), rate_mbit=100)),
+        sites="together",
+    )
+    report = trio.run(partial(run_testnet, late, tmp_path, runtime=Runtime(command=command)))
+    assert failures(report) == []
+    own = inner_steps * batch
+    assert [entry.tokens for entry in report.rounds] == [5 * own, 6 * own, 5 * own]

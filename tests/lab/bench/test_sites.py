@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,9 +32,9 @@ KILLED = Kill(node=1, delegate=True, round=8, left=(0,), took_s=2.5, tokens=4, w
 TOGETHER = msgspec.structs.replace(APART, uplink_bytes=(10e6, 11e6, 12e6), rounds=13, certified=13, kills=(KILLED,))
 
 
-def result(bench: SitesBench | None = None, **together: object) -> SitesResult:
+def result(**together: Any) -> SitesResult:
     return SitesResult(
-        bench=bench or SitesBench(),
+        bench=SitesBench(),
         not_default=(),
         load=0.5,
         apart=APART,
@@ -101,7 +102,7 @@ def test_bytes_of_all_uplinks_are_set_against_those_of_nodes_apart() -> None:
         ({"evictions": 1}, "evictions of the living after the first round"),
     ],
 )
-def test_what_is_wrong_is_missed_whatever_was_saved(change: dict[str, object], name: str) -> None:
+def test_what_is_wrong_is_missed_whatever_was_saved(change: dict[str, Any], name: str) -> None:
     assert missed(result().rows) == []
     assert [row.name for row in missed(result(**change).rows)] == [name]
 
