@@ -357,11 +357,6 @@ class RoundMachine:
         waits = mine is not None and mine.role == CONTRIBUTOR and facts.plan is None and self.phase is not Phase.DECIDED
         return frozenset(facts.awaited()) if waits else frozenset()
 
-    @property
-    def half_ready_at(self) -> float | None:
-        """Since when half of those who train are done, and the grace runs; None before."""
-        return self._gathering.half_ready_at
-
     def training(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
         """Those of `peers` that say that they take part, and are still making their contribution."""
         facts = self._facts
@@ -398,6 +393,11 @@ class RoundMachine:
         asked = facts.consents or facts.amend_consents
         trains = facts.plan is None and facts.gathering.half_ready_at is None and self.agreement.certificate is None
         return trains and not asked and self._watch.rests
+
+    @property
+    def half_ready_at(self) -> float | None:
+        """When half of those who train had announced their contribution: from then on the grace goes by."""
+        return self._gathering.half_ready_at
 
     def most_ready(self) -> bool:
         """True if more than half of those who train have announced their contribution."""

@@ -6,7 +6,7 @@ Fleet ── NodeProcess.run, one per start        nodes/<index>/: what each kee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import trio
@@ -27,8 +27,8 @@ def _ignore(node: NodeProcess) -> None:
 class Fleet:
     """Nodes in the folder `folder`, and in the namespaces of `network` if there is one.
 
-    clocks: whether each has a wall clock of its own, which faults can set. First `add`, then `found`; while `run` runs,
-    `launch`.
+    clocks: whether each has a wall clock of its own, which faults can set. `sites`: by node, of which it says that it
+    is. First `add`, then `found`; while `run` runs, `launch`.
     """
 
     manifest: Manifest
@@ -39,6 +39,7 @@ class Fleet:
         self.folder = folder
         self.network = network
         self.clocks = clocks
+        self.sites: Mapping[int, str] = {}
         self.journal = Journal()
         self._runtime = runtime or Runtime()
         self._nodes: dict[int, NodeProcess] = {}
@@ -117,6 +118,7 @@ class Fleet:
             holds=holds,
             place=LOOPBACK if self.network is None else self.network.place(node.index),
             workload=self.manifest.workload.name,
+            site=self.sites.get(node.index),
             clock=None if node.clock is None else node.clock.path,
             take_over=node.take_over,
         )

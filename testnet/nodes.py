@@ -48,8 +48,8 @@ class Launch:
     """Settings in which one start of a node differs from another.
 
     rounds: after how many it stops by itself, None for never. place: where it runs. workload: that of the manifest,
-    which the testnet wrote. clock: the file of the wall clock that it has, None for the machine's. take_over: its user
-    says that no other copy of its folder is in use.
+    which the testnet wrote. site: of which it says that it is. clock: the file of the wall clock that it has, None for
+    the machine's. take_over: its user says that no other copy of its folder is in use.
     """
 
     manifest: Path
@@ -59,6 +59,7 @@ class Launch:
     holds: tuple[Hold, ...] = ()
     place: Place = LOOPBACK
     workload: str = ""
+    site: str | None = None
     clock: Path | None = None
     take_over: bool = False
 
@@ -73,6 +74,8 @@ def node_command(launch: Launch) -> list[str]:
     command += ["--dashboard", "off", "--no-mdns", "--threads", "1", "--test-mode"]
     if ":" in launch.workload:
         command += ["--allow-workload", launch.workload]
+    if launch.site is not None:
+        command += ["--site", launch.site]
     for address in launch.join:
         command += ["--join", address]
     for hold in launch.holds:

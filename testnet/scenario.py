@@ -165,7 +165,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     tokens: the run is over when so many are certified, if that is before the last round. codec: None is the strategy's
     own. sync, inner, round, rollouts, membership, agreement: further keys of those sections of the manifest, in place
-    of the testnet's own; with rollouts beside a strategy that can average policies it does.
+    of the testnet's own; with rollouts beside a strategy that can average policies it does. sites: together, the nodes
+    of an uplink are a site (`shoal.protocol.sites`), whose delegate is the first of them by index.
     """
 
     nodes: Annotated[int, Meta(ge=1, le=NODE_LIMIT)] = 4
@@ -185,6 +186,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     agreement: dict[str, Option] = msgspec.field(default_factory=dict)
     faults: Annotated[tuple[Fault, ...], Meta(max_length=FAULT_LIMIT)] = msgspec.field(default=(), name="fault")
     uplinks: Annotated[tuple[Uplink, ...], Meta(max_length=NODE_LIMIT)] = msgspec.field(default=(), name="uplink")
+    sites: Literal["apart", "together"] = "apart"
     behind_routers: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=NODE_LIMIT)] = ()
 
     def __post_init__(self) -> None:
@@ -213,6 +215,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         behind = [index for uplink in self.uplinks for index in uplink.nodes]
         if len(set(behind)) != len(behind) or not set(behind) <= set(range(self.places)):
             raise ValueError("uplinks are of nodes that there are, and each of its own")
+        if self.sites == "together" and not self.uplinks:
+            raise ValueError('sites = "together" needs an [[uplink]] for each site, with its nodes')
         if not set(self.behind_routers) <= set(range(1, self.places)) - set(behind):
             raise ValueError("behind_routers are nodes that there are, without uplink, and not node 0, which all join")
 
@@ -261,6 +265,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def needs_namespaces(self) -> bool:
         """True if links are to be changed in ways that loopback cannot be."""
         return bool(self.uplinks or self.behind_routers) or any(fault.kind in _LINKS for fault in self.faults)
+
+    @property
+    def site_names(self) -> dict[int, str]:
+        """The site that each node says it is of; those of no uplink say none."""
+        if self.sites == "apart":
+            return {}
+        return {index: f"site{number}" for number, uplink in enumerate(self.uplinks) for index in uplink.nodes}
 
     @property
     def sets_clocks(self) -> bool:

@@ -20,12 +20,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import msgspec
 import trio
 
 from shoal.collectives.gossip import GossipSettings
+from shoal.node.keys import NODE_KEY_NAME
 from shoal.node.options import Hold
 from shoal.node.reporting.events import CaughtUp, Evaluated, Failed, Holding, Linked, RoundEnded
 from shoal.protocol.departure import LEAVE_TIMEOUT_S
@@ -103,6 +105,7 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
     defaults: dict[str, dict[str, Any]] = {"workload": {}, "inner": {}}
     if scenario.has_agents:
         defaults = default_tables(scenario.workload, averages=not shares)
+    membership = {**({} if scenario.sites == "apart" else {"sites": scenario.sites}), **scenario.membership}
     options = {**defaults["workload"].get("options", {}), **scenario.options}
     tables = {
         "swarm": SwarmSection(name="testnet", founders=founders, admission="open"),
@@ -126,7 +129,7 @@ def testnet_manifest(scenario: Scenario, founders: list[PeerId]) -> Manifest:
             **scenario.round,
         },
         **({"rollouts": {**defaults["rollouts"], **scenario.rollouts}} if scenario.has_agents else {}),
-        **({"membership": scenario.membership} if scenario.membership else {}),
+        **({"membership": membership} if membership else {}),
         **({"agreement": scenario.agreement} if scenario.agreement else {}),
     }
     return validate_manifest(msgspec.to_builtins(tables), source="the scenario")
@@ -187,7 +190,18 @@ class Testnet(Fleet):
         self._absent_at_end: frozenset[int] = frozenset()
         self._told: set[tuple[str, int]] = set()
         self._entries_told = 0
+        self.sites = scenario.site_names
+        if self.sites:
+            self._make_keys()
         self.found(testnet_manifest(scenario, [self.add(index).peer_id for index in range(scenario.nodes)]))
+
+    def _make_keys(self) -> None:
+        """Give the founders keys in the order of their PeerIds: of a site the first is the delegate."""
+        with TemporaryDirectory(dir=self.folder) as name:
+            paths = [Path(name) / str(index) for index in range(self.scenario.nodes)]
+            for index, path in enumerate(sorted(paths, key=lambda path: Identity.load_or_create(path).peer_id)):
+                self.home(index).mkdir(mode=0o700, parents=True)
+                path.rename(self.home(index) / NODE_KEY_NAME)
 
     @property
     def seed(self) -> int:

@@ -52,7 +52,7 @@ class BenchSpec:
     holds: by node, where it stops; a node that has any, and every node with `test_mode`, is in test mode.
     environment: settings of the nodes' processes, each NAME=VALUE. prefixes: by node, what runs its command. sockets:
     nodes share no memory: all that moves goes through the kernel's sockets. manifest: makes another than the usual one,
-    for the synthetic workload, of the founders.
+    for the synthetic workload, of the founders. sites: by node, of which it says that it is.
     """
 
     peers: int
@@ -65,6 +65,7 @@ class BenchSpec:
     prefixes: Mapping[int, Sequence[str]] = field(default_factory=dict)
     sockets: bool = False
     manifest: Callable[[list[PeerId]], Manifest] | None = None
+    sites: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def chunk_values(self) -> int:
@@ -87,6 +88,7 @@ class BenchSwarm(Swarm):
         runtime = Runtime(command=self._command)
         manifest = spec.manifest or partial(_manifest, spec)
         super().__init__(folder, spec.peers, manifest, runtime=runtime, network=network)
+        self.sites = spec.sites
         self._gates = _closed_gates(folder / "gates", spec.rounds, gates)
 
     def _command(self, launch: Launch) -> list[str]:

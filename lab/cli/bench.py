@@ -22,6 +22,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "wan": "wan:CASE",
     "memory": "memory:CASE",
     "scale": "scale:CASE",
+    "sites": "sites:CASE",
     "goodput": "goodput:CASE",
     "train": "train_command:CASE",
     "sapo": "sapo_table:CASE",

@@ -115,6 +115,7 @@ CLAIMS: Final[tuple[Claim, ...]] = (
     Claim("one of 12 held to a twentieth", "shoal bench scale --nodes 12 --held 1", NODE),
     Claim("four of 12 held to a twentieth", "shoal bench scale --nodes 12 --held 4", NODE),
     Claim("two and two apart", "shoal bench scale --nodes 4 --apart 2 --seconds 30", NODE),
+    Claim("places whose nodes contribute together", "shoal bench sites", NODE),
     Claim("64 daemons that share rollouts", "shoal bench crowd --nodes 64 --minutes 5", ROLLOUTS),
     Claim("128 daemons that share rollouts", "shoal bench crowd", ROLLOUTS),
     Claim("a daemon's memory", "shoal bench memory", NODE),

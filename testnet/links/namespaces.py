@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import os
 import re
@@ -231,6 +232,13 @@ class Network:
     def lanes(self, index: int) -> int:
         """Count the lanes of the node of this index. Raises NetworkError."""
         return self._lane_sockets(index)
+
+    def uplink_bytes(self) -> tuple[int, ...]:
+        """Bytes that each uplink has carried so far, in both directions together. Raises NetworkError."""
+        said = _run([_tool("ip"), "-n", f"{self._name}-hub", "-json", "-stats", "link", "show"])
+        counts = {one["ifname"]: one["stats64"] for one in json.loads(said)}
+        lans = [counts[f"lan{lan}"] for lan in range(len(self._uplinks))]
+        return tuple(lan["rx"]["bytes"] + lan["tx"]["bytes"] for lan in lans)
 
     def emulator_cpu_s(self) -> float:
         """Processor seconds that the relays of uplinks have taken so far."""

@@ -139,7 +139,7 @@ def test_every_benchmark_has_targets_and_can_be_checked() -> None:
     # Those with tests of their own.
     by_themselves = {
         "compare", "faults", "goodput", "hostile", "join", "memory", "partial", "rollouts", "samplers", "sapo",
-        "sapo-table", "scale", "throughput", "train-table",
+        "sapo-table", "scale", "sites", "throughput", "train-table",
     }  # fmt: skip
     assert {name for name, *_ in EDGES} | by_themselves == set(COMMANDS)
     bench = get_command(app_of()).commands["bench"]  # type: ignore[attr-defined]

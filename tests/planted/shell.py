@@ -73,7 +73,7 @@ SHELL: tuple[Bug, ...] = (
         """,
         """
             pass
-        yield from self._carry_out(machine.ready(ready, self._now))
+        if ready.role == CONTRIBUTOR and delegate is not None:
         """,
     ),
     bug(

@@ -98,6 +98,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, RoundSettings, absent_ready
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.sites import WAIT_SHARE
 from shoal.protocol.surroundings import Rules
 from shoal.protocol.terms import make_rebase
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, plan_of
@@ -141,6 +142,7 @@ class Paper(Surroundings):
     forks: Sequence[Fork] = ()
     digest: bytes = NO_HASH
     peers: frozenset[PeerId] = frozenset()
+    mates: frozenset[PeerId] = frozenset()
     held: Any = None
     records: list[DurableRecord] = field(default_factory=list)
     asked: list[MemberEffect] = field(default_factory=list)
@@ -171,6 +173,9 @@ class Paper(Surroundings):
 
     def linked(self) -> frozenset[PeerId]:
         return self.peers
+
+    def site_mates(self) -> frozenset[PeerId]:
+        return self.mates
 
     def key_is_elsewhere(self, head: Value) -> bool:
         return self.elsewhere
@@ -563,6 +568,46 @@ def test_a_contribution_is_marked_on_disk_before_it_is_announced_and_once() -> N
     assert asked[1].records[0].kind == "ready"  # type: ignore[union-attr]
     assert Write not in kinds(here.feed(Trained(head.next_round, "again")))
     assert here.feed(Trained(head.next_round + 1, "of another round")) == []
+
+
+def delegate_that_is_done(after: float, others_after: float) -> Paper:
+    """A member of four, with one other of its site that trains on, where both others contributed `others_after`."""
+    founders = tuple(sorted((identity(n) for n in (1, 2, 3, 4)), key=lambda one: one.peer_id))
+    ledger = Ledger(founders, codec="fp32")
+    ledger.certify(1)
+    here = Paper(ledger, founders[0])
+    here.peers, here.mates = frozenset(ledger.peers[1:]), frozenset({ledger.peers[1]})
+    here.begin()
+    here.hear(ledger.peers[1], absent_ready(TRAINING, here.chain.head, here.digest))
+    for here.now, happens in sorted([(others_after, "others"), (after, "own")]):
+        if happens == "own":
+            here.feed(Trained(here.chain.head.next_round, "work"))
+        else:
+            for founder in (2, 3):
+                here.hear(ledger.peers[founder], contribution_of(here, founder))
+    return here
+
+
+def contributes_at(here: Paper, seconds: float) -> bool:
+    here.now = seconds
+    here.feed(Tick())
+    return Contribute in kinds(here.asked)
+
+
+@pytest.mark.parametrize("others_after", [0.5, 1.4])
+def test_delegate_waits_for_its_site_for_half_the_grace(others_after: float) -> None:
+    here = delegate_that_is_done(0.0, others_after)
+    half_s = WAIT_SHARE * SETTINGS.grace_s
+    assert not contributes_at(here, half_s - 0.1)
+    assert contributes_at(here, half_s)
+
+
+@pytest.mark.parametrize("late_s", [0.5, 2.9])
+def test_delegate_that_comes_late_does_not_wait_until_the_round_is_planned_without_it(late_s: float) -> None:
+    here = delegate_that_is_done(late_s, 0.0)
+    half_s = WAIT_SHARE * SETTINGS.grace_s
+    assert contributes_at(here, max(late_s, half_s - 0.1)) is (late_s > half_s)
+    assert contributes_at(here, max(late_s, half_s))
 
 
 # -- what its user wants ---------------------------------------------------------------------------------------

@@ -52,6 +52,11 @@ def test_node_command_allows_the_code_that_its_own_testnet_s_manifest_names() ->
     assert "--allow-workload" not in node_command(launch)
 
 
+def test_node_command_says_the_site_of_a_node_that_has_one() -> None:
+    launch = Launch(manifest=Path("/o/swarm.toml"), data_dir=Path("/o/nodes/2"), site="site1")
+    assert "--test-mode --site site1" in " ".join(node_command(launch))
+
+
 def test_node_command_enters_the_place_where_it_runs() -> None:
     place = Place(
         host="198.18.0.3", control_port=4001, lane_port=4002, enter=("ip", "netns", "exec", "shoal-1-0-node2")

@@ -106,6 +106,8 @@ def test_joins_take_free_indices_in_the_order_of_their_rounds() -> None:
         ('[[fault]]\nkind = "corrupt"\nround = 1\n', "a corrupt needs the node it strikes"),
         ("[[uplink]]\nnodes = [0]\nrate = 3\n", "uplink 1: unknown key 'rate'; did you mean 'rate_mbit'?"),
         ("[[uplink]]\nnodes = [0, 4]\nrate_mbit = 3\n", "uplinks are of nodes that there are"),
+        ('sites = "together"\n', "needs an [[uplink]] for each site"),
+        ('sites = "near"\n', "Invalid enum value 'near'"),
         ("[[uplink]]\nnodes = [0, 0]\nrate_mbit = 3\n", "and each of its own"),
         (KILL.replace("kill", "murder"), "Invalid enum value 'murder'"),
         (KILL.replace("0.4", "1.5"), "`float` <= 1"),

@@ -223,3 +223,18 @@ def test_namespaces_of_a_process_that_was_killed_are_swept() -> None:
         assert not any(name.startswith(prefix) for name in namespaces._names())
         sweep()
         assert links.place(0).enter[-1] in namespaces._names(), "those of who lives stay"
+
+
+@needs_namespaces
+def test_bytes_of_an_uplink_are_those_that_leave_the_place_and_come_in() -> None:
+    size = 1_000_000
+    uplinks = (Uplink(nodes=(0, 1), rate_mbit=100), Uplink(nodes=(2,), rate_mbit=100), Uplink(nodes=(3,), rate_mbit=1))
+    with network(4, uplinks) as links:
+        before = links.uplink_bytes()
+        seconds_for(links, 0, 1, size)
+        within = links.uplink_bytes()
+        assert all(later - first < size // 20 for first, later in zip(before, within, strict=True))
+        seconds_for(links, 0, 2, size)
+        carried = [later - first for first, later in zip(within, links.uplink_bytes(), strict=True)]
+        assert all(size <= one < size * 1.1 for one in carried[:2])
+        assert carried[2] < size // 20
