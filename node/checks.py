@@ -5,7 +5,7 @@ What stands in the way comes first. See `Check` for what may stand in the texts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -14,7 +14,7 @@ from shoal.node.control_client import Check, Status
 from shoal.node.loops.attendance import AWAY, WAITS_MARK
 from shoal.node.text import count, fetched_text
 from shoal.protocol.amending import Setting, told_settings
-from shoal.protocol.names import called
+from shoal.protocol.names import called, short
 from shoal.protocol.no_quorum import forgetting
 from shoal.protocol.seats import turn_text
 from shoal.protocol.voting import VOTERS, FaultModel, are_enough
@@ -168,9 +168,17 @@ def _place(status: Status) -> list[Check]:
         found.append(turn_text(status.turn_in_rounds))
     if status.outside is not None:
         found.append(str(status.outside))
+    if status.site is not None:
+        found.append(_site(status.site, status.names))
     if status.counts_from is not None and status.counts_from > status.round + 1:
         found.append(f"watches round {status.round + 1}, and its work counts from round {status.counts_from} on")
     return [Check(name="Seat", state="ok", detail=text) for text in found]
+
+
+def _site(mates: Sequence[str], names: Mapping[str, str]) -> str:
+    if not mates:
+        return "nobody else of its site is here: it contributes by itself"
+    return f"contributes together with {', '.join(names.get(peer, short(peer)) for peer in mates)}"
 
 
 def _company(status: Status) -> list[Check]:

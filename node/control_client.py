@@ -219,6 +219,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     abstains: why it signs nothing in this round, and what helps; None if it may sign.
     turn_in_rounds: in how many rounds it has a seat, 0 for this one; None where seats are for all, or it is no member.
     outside: its place in the line where it waits outside for a seat, else None.
+    site: linked peers of its site, with which it contributes; None where it is of none.
     alerts: what keeps this node from signing, or from finding anybody, and what helps, in a line each. peers: of all
     that it knows; None from a node that does not say.
     loss: the newest evaluation, of which metric says in words what it is; train_loss: of this node's own training, of
@@ -250,6 +251,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     abstains: str | None = None
     turn_in_rounds: int | None = None
     outside: LinePlace | None = None
+    site: list[str] | None = None
     members: list[MemberStatus]
     peers: PeerSummary | None = None
     voters: list[str] = []

@@ -167,6 +167,7 @@ class NodeView:
             abstains=standing.abstains,
             turn_in_rounds=standing.turn_in_rounds,
             outside=standing.outside,
+            site=sorted(map(str, parts.site.mates())) if _site_of(parts) else None,
             members=[_member(rows[peer]) for peer in standing.members],
             peers=summary_of(peers, in_step=rounds.sharing is None or rounds.certifying is not None),
             voters=[str(peer) for peer in standing.voters],

@@ -130,7 +130,7 @@ def test_status_json_is_one_document_with_the_documented_keys(
         *("amendments", "settings", "loss", "tokens_per_s", "blocked_fraction", "rollouts", "bytes"),
         *("bans", "dashboard", "dashboard_link", "long_missing", "proven", "reachability", "refused", "alerts"),
         *("revoked", "trains_alone", "unready", "without", "stuck", "cut_off"),
-        *("peers", "names", "metric", "train_loss", "train_metric", "turn_in_rounds", "outside", "samples"),
+        *("peers", "names", "metric", "train_loss", "train_metric", "turn_in_rounds", "outside", "site", "samples"),
         *("why_paused", "max_upload", "max_download", "fetched"),
         *("step", "steps", "fetched_bytes", "state_bytes", "counts_from", "doing", "checks", "node"),
     }

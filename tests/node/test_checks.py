@@ -228,6 +228,12 @@ def test_a_newcomer_says_from_which_round_on_its_work_counts() -> None:
         assert checks_of(turn_in_rounds=rounds)["Seat"].detail == told
 
 
+def test_who_is_of_a_site_is_told_with_whom_it_contributes() -> None:
+    assert checks_of(site=[])["Seat"].detail == "nobody else of its site is here: it contributes by itself"
+    assert checks_of(site=["12D3KooA"], names={"12D3KooA": "attic"})["Seat"].detail == "contributes together with attic"
+    assert "Seat" not in checks_of()
+
+
 def test_a_disk_that_fills_up_is_said_to_do_so() -> None:
     for free, state in ((183 << 30, "ok"), (1 << 30, "warn"), (100 << 20, "bad")):
         assert checks_of(node=NodeFacts(disk_free_bytes=free))["Disk"].state == state

@@ -71,7 +71,7 @@ PATIENT: dict[str, dict[str, object]] = {"round": {"chunk_values": 4096, "grace_
 
 STATUS_KEYS = """
 peer_id swarm_id addresses reachability proven phase doing why_paused step steps fetched_bytes state_bytes counts_from
-term round digest abstains turn_in_rounds outside members peers voters faults missing long_missing revoked
+term round digest abstains turn_in_rounds outside site members peers voters faults missing long_missing revoked
 trains_alone unready without stuck cut_off names rollbacks amendments settings bans alerts checks loss metric train_loss
 train_metric tokens_per_s bytes node max_upload max_download blocked_fraction refused rollouts fetched samples dashboard
 dashboard_link
