@@ -44,6 +44,9 @@ class SimulateOptions:
     outside: Annotated[
         bool, Option("--outside", help="With named voters: who has no seat follows, until the chain calls it.")
     ] = False
+    site: Annotated[
+        int, Option("--site", help="So many peers are of one site, and contribute together; 1: each apart.")
+    ] = 1
     real_keys: Annotated[bool, Option("--real-keys", help="Sign by Ed25519 instead of a stand-in.")] = False
     shrink: Annotated[bool, Option("--shrink", help="Print the shortest scenario that fails alike, as a test.")] = False
     as_json: AsJson = False
@@ -71,6 +74,7 @@ def scenario_of(options: SimulateOptions) -> Scenario:
     check_option("--peers", options.peers, Scenario, "peers")
     check_option("--rounds", options.rounds, Scenario, "rounds")
     check_option("--seats", options.seats, Scenario, "seats")
+    check_option("--site", options.site, Scenario, "site")
     check_option("--seed", options.seed, Scenario, "seed")
     check_option("--loss", options.loss, Scenario, "loss")
     check_option("--churn", options.churn, Churn, "share_per_round")
@@ -90,6 +94,7 @@ def scenario_of(options: SimulateOptions) -> Scenario:
                     lying=options.lying,
                     seats=options.seats,
                     outside=options.outside,
+                    site=options.site,
                     real_keys=options.real_keys,
                 )
             ),

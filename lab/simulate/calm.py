@@ -160,8 +160,17 @@ class Calm:
                 raise Violation("everyone counts", f"peer {peer.number} runs, and is no member after {value.round}")
             full = len(counted) >= self._swarm.settings.seats  # whose turn it is, is for the judge
             gives = not (full or peer.peer_rounds.paused or peer.peer_rounds.paused_in_round)
-            if gives and peer.id in recent and peer.id not in counted:
+            if gives and peer.id in recent and not self._counts(peer, value):
                 raise Violation("everyone counts", f"the contribution of peer {peer.number} to {value.round} does not")
+
+    def _counts(self, peer: SimulatedPeer, value: Value) -> bool:
+        """True if the contribution of a peer, or that of another which has it in it, counts, or that one rests."""
+        plan, _ = self._swarm.judge.plan_of(value)
+        counted = {p.peer: p.root for p in plan.participants if p.weight}
+        by, root = self._swarm.residuals.given_by_another(peer.id, plan.base) or (peer.id, counted.get(peer.id))
+        if by != peer.id and by not in counted:
+            return self._rests(self._swarm.peers[self._swarm.numbers[by]], value)
+        return by in counted and counted[by] == root
 
     def _rests(self, peer: SimulatedPeer, value: Value) -> bool:
         """True if somebody leaves it out for a while, after disputes."""

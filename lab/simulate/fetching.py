@@ -29,15 +29,16 @@ REQUEST_BYTES = 300
 class Job:
     """Chunks to fetch, of `sizes` bytes, named by `scope`; those in `here` are here.
 
-    question: asks a donor whether it holds the thing. agrees: looks at the answer; raises NetworkError if the donor
-    does not hold it, RemoteError if it holds something else. known: donors that need not be asked. accept: takes a
-    chunk; raises RemoteError if the bytes are wrong. ended: called once, with whether all is here.
+    question: asks a donor whether it holds the thing; None where all donors are known to. agrees: looks at the answer;
+    raises NetworkError if the donor does not hold it, RemoteError if it holds something else. known: donors that need
+    not be asked. accept: takes a chunk; raises RemoteError if the bytes are wrong. ended: called once, with whether all
+    is here.
     """
 
     scope: bytes
     sizes: Sequence[int]
     here: Collection[int] = ()
-    question: GetHeader | GetFinals
+    question: GetHeader | GetFinals | None
     agrees: Callable[[int, Answer], None]
     known: Collection[int] = ()
     accept: Callable[[int, bytes], None]
@@ -99,8 +100,13 @@ class Fetching:
         self._look(self.peer.life)
 
     def stop(self) -> None:
-        """Nobody wants it any more, or the process ended."""
+        """The process ended."""
         self.over = True
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        if not self.over:
+            self._close()
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -143,6 +149,8 @@ class Fetching:
             self._happened(_Event(sender, frame.chunk, error))
         else:
             self._happened(_Event(sender, frame.chunk))
+        if self.over:  # by what came with it
+            self._settled(sender, frame.chunk)
 
     def lane_broke(self, other: int) -> None:
         """The lane to `other` broke: chunks that were asked of it may never come."""
@@ -152,7 +160,10 @@ class Fetching:
     def linked(self, other: int) -> None:
         """There is a lane to `other` (again): it can be asked what it holds."""
         if not self.over and other in self._pending:
-            self._question(other)
+            if self.job.question is None:
+                self._introduce(other)
+            else:
+                self._question(other)
 
     def _happened(self, event: _Event) -> None:
         self._events.append(event)
@@ -249,6 +260,7 @@ class Fetching:
     def _introduce(self, other: int) -> None:
         linked = other in self.peer.watch.links
         if linked and other in self.job.known:
+            self._pending.pop(other, None)
             self.run.introduced(self._id(other), self._now)
             return
         self._pending[other] = self._now + REQUEST_DEADLINE_S
@@ -256,11 +268,18 @@ class Fetching:
             self._question(other)
 
     def _question(self, other: int) -> None:
+        assert self.job.question is not None
         self.peer.swarm.call(self.peer, other, self.job.question, REQUEST_BYTES)
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self.over = True
+        for event in self._events:
+            if event.chunk is not None:
+                self._settled(event.donor, event.chunk)
         for other in {other for other, _ in self._incoming}:
             self._forget(other)
         self.run.end()
+
+    def _end(self) -> None:
+        self._close()
         self.job.ended(self.transfer.done)

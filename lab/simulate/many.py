@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shoal.lab.simulate.outcome import Components
-from shoal.lab.simulate.scenario import Scenario, random_scenario, with_few_seats, with_named_voters
+from shoal.lab.simulate.scenario import Scenario, random_scenario, with_few_seats, with_named_voters, with_sites
 from shoal.lab.simulate.shrink import as_test, shrink
 from shoal.lab.simulate.simulation import run_scenario
 
@@ -26,11 +26,18 @@ def violation_of(scenario: Scenario, components: Components | None = None) -> st
 
 
 def simulate_many(
-    first: int, seeds: int, *, rounds: int, limit_s: float, named: bool = False, seated: bool = False
+    first: int,
+    seeds: int,
+    *,
+    rounds: int,
+    limit_s: float,
+    named: bool = False,
+    seated: bool = False,
+    in_sites: bool = False,
 ) -> dict[str, object]:
     """Run the scenarios of `seeds` seeds from `first` on, for at most `limit_s` of real time.
 
-    named: with voters. seated: with few seats.
+    named: with voters. seated: with few seats. in_sites: with peers in sites.
     """
     began = told_at = time.monotonic()
     faults: Counter[str] = Counter()
@@ -46,6 +53,8 @@ def simulate_many(
             scenario = with_named_voters(scenario)
         if seated:
             scenario = with_few_seats(scenario)
+        if in_sites:
+            scenario = with_sites(scenario)
         outcome = run_scenario(scenario)
         done += 1
         events += outcome.events
@@ -86,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no seed after so much real time")
     parser.add_argument("--named", action="store_true", help="only some of the peers, who are named, vote")
     parser.add_argument("--seated", action="store_true", help="fewer contribute to a round than there are peers")
+    parser.add_argument("--sites", action="store_true", help="peers are in sites, and contribute together")
     asked = parser.parse_args(arguments)
     report = simulate_many(
         asked.first,
@@ -94,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limit_s=asked.limit_s,
         named=asked.named,
         seated=asked.seated,
+        in_sites=asked.sites,
     )
     print(json.dumps(report, indent=1))
     return 1 if report["violations"] else 0

@@ -396,7 +396,7 @@ class Obtaining:
             came[chunk] = data
 
         self._swarm.donations.transfers += 1
-        self._fetch(
+        self.fetch(
             Job(
                 scope=header.digest[:SCOPE_BYTES],
                 sizes=[self._swarm.state_chunk_bytes] * len(header.hashes),
@@ -471,7 +471,33 @@ class Obtaining:
             accept=accept,
             ended=ended,
         )
-        self._fetch(job, sorted(self._peer.watch.links))
+        self.fetch(job, sorted(self._peer.watch.links))
+
+    def copy_finals(
+        self,
+        final_format: FinalFormat,
+        chunks: Sequence[int],
+        donors: Sequence[PeerId],
+        take: Callable[[FinalChunk], None],
+        ended: Callable[[bool], None],
+    ) -> Fetching:
+        """Have some finals of a plan from these; `take` is given each, and `ended` whether all came."""
+        plan = final_format.plan
+
+        def agrees(donor: int, answer: Answer) -> None:
+            if not isinstance(answer, FinalsAnswer) or answer.plan is None:
+                raise NetworkError("no finals of that plan")
+
+        job = Job(
+            scope=plan.hash[:SCOPE_BYTES],
+            sizes=[int(self._swarm.chunk_bytes)] * plan.chunks,
+            here=frozenset(range(plan.chunks)).difference(chunks),
+            question=GetFinals(plan.hash),
+            agrees=agrees,
+            accept=lambda chunk, data: take(final_format.open(chunk, data)),
+            ended=ended,
+        )
+        return self.fetch(job, self._numbers(donors))
 
     # -- transfers ---------------------------------------------------------------------------------------------
 
@@ -479,10 +505,12 @@ class Obtaining:
         """True if the state of a round is on its way."""
         return any(one.job.question == GetHeader(round) and not one.over for one in self.transfers.values())
 
-    def _fetch(self, job: Job, others: Sequence[int]) -> None:
+    def fetch(self, job: Job, others: Sequence[int]) -> Fetching:
+        """Begin a transfer from these."""
         self.transfers = {scope: one for scope, one in self.transfers.items() if not one.over}
         fetching = self.transfers[job.scope] = Fetching(self._peer, job, self._scores)
         fetching.begin(others)
+        return fetching
 
     def told(self, sender: int, answer: Answer) -> None:
         """Somebody answered whether a state or finals are held."""

@@ -16,9 +16,11 @@ import msgspec
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.finals import Finals
+from shoal.collectives.grid import Grid
 from shoal.collectives.partition import deal
-from shoal.lab.box import Box, Surroundings, do_by, nothing
+from shoal.lab.box import LATER, Box, Surroundings, do_by, nothing
 from shoal.lab.simulate.fetching import Fetching
+from shoal.lab.simulate.handing_over import HandingOver
 from shoal.lab.simulate.judge import STANDSTILL_S, Violation
 from shoal.lab.simulate.obtaining import FETCH_PERIOD_S, Obtaining, State
 from shoal.lab.simulate.reducing import Reducing
@@ -35,8 +37,11 @@ from shoal.lab.simulate.talk import (
     HeaderAnswer,
     Lacking,
     NoPlace,
+    OfferAnswer,
+    Offering,
     Payload,
     PeerTalk,
+    TakingBack,
     falsehoods,
     one_more,
 )
@@ -68,8 +73,11 @@ from shoal.protocol.effects import (
     ForgetEarlier,
     GiveWay,
     Goodbye,
+    HandOver,
     KeepFork,
     KeepOrder,
+    KeepOwn,
+    PassOn,
     PauseTrainer,
     Rejoin,
     Repair,
@@ -82,6 +90,7 @@ from shoal.protocol.effects import (
     StandOnHead,
     StartReduce,
     StopReduction,
+    TakeBack,
     TakePart,
     Tell,
     Train,
@@ -151,6 +160,7 @@ class PeerRounds(Reducing, Surroundings):
         self.serving = Serving(peer, self._lookup)
         self.replayed_rounds = self._swarm.components.work.replayed_rounds
         self.obtaining = Obtaining(peer, scores=scores, put=self._box.put, computed=self._disk.finals.get)
+        self.handing_over = HandingOver(peer, obtaining=self.obtaining, put=self._box.put)
         self._trained_at: float | None = None
         self.paused = False
         self._stood: tuple[object, ...] = ()
@@ -222,6 +232,10 @@ class PeerRounds(Reducing, Surroundings):
         """Peers that can be told something."""
         return [self._swarm.peers[other].id for other in self._peer.watch.links]
 
+    def site_mates(self) -> list[PeerId]:
+        """Linked peers of its site."""
+        return self.handing_over.mates()
+
     def rules(self, round: int) -> Rules:
         """The same in all rounds, but for the fragment that they are of."""
         swarm = self._swarm
@@ -251,6 +265,7 @@ class PeerRounds(Reducing, Surroundings):
     def stop(self) -> None:
         """The process ended."""
         self.obtaining.stop()
+        self.handing_over.stop()
         self._stop_reduction()
         self._box.stop()
         self._over = True
@@ -351,6 +366,7 @@ class PeerRounds(Reducing, Surroundings):
         machine = self.machine
         mine = None if machine is None else machine._gathering.get(self._peer.id)
         trains = self.work.made is not None or self._trained_at is not None
+        trains = trains or self.member._site.holds  # until others of its site hand over theirs
         if mine is not None and mine.role == TRAINING and not (trains or self.paused or self._over):
             raise Violation("a pause", f"peer {self._peer.number} says that it trains, and does not")
         takes_part = machine is not None or not self.current or self.goes or self.member.follows_head
@@ -392,6 +408,7 @@ class PeerRounds(Reducing, Surroundings):
         self.waits.gone(other)
         self.serving.lane_broke(other)
         self.obtaining.lane_broke(other)
+        self.handing_over.lane_broke(other)
 
     @staticmethod
     def takes(message: object) -> bool:
@@ -415,6 +432,12 @@ class PeerRounds(Reducing, Surroundings):
                 self.serving.take(sender, message)
             except RemoteError as error:
                 self._swarm.blamed(self._peer.number, sender, str(error))
+        elif isinstance(message, Offering):
+            self.handing_over.offered(sender, message.offer)
+        elif isinstance(message, TakingBack):
+            self.handing_over.taken_back(sender, message.offer)
+        elif isinstance(message, OfferAnswer):
+            self.handing_over.answered(sender, message)
         elif isinstance(message, ChainPart):
             self.obtaining.told_chain(sender, message)
         elif isinstance(message, NoPlace):
@@ -448,6 +471,9 @@ class PeerRounds(Reducing, Surroundings):
 
     def _lookup(self, scope: bytes, chunk: int) -> tuple[bytes, int] | None:
         """A chunk that somebody asks for, and the size of its payload in bytes."""
+        offered = self.handing_over.lookup(scope, chunk)
+        if offered is not None:
+            return offered, int(self._swarm.chunk_bytes)
         data = self.obtaining.cache.lookup(scope, chunk, self._now)
         if data is not None:
             return data, self._swarm.state_chunk_bytes
@@ -465,7 +491,8 @@ class PeerRounds(Reducing, Surroundings):
             self._swarm.dies_writing(self._peer, effect.records)
 
     def _broadcast(self, effect: Broadcast) -> None:
-        if self.paused and isinstance(effect.message, Ready) and effect.message.role == TRAINING:
+        trains = isinstance(effect.message, Ready) and effect.message.role == TRAINING
+        if self.paused and trains and not self.made:  # what is made and is being handed over is as good as training
             raise Violation("a pause", f"peer {self._peer.number} says that it trains while it pauses")
         self._swarm.say(self._peer, effect.message)
 
@@ -485,6 +512,11 @@ class PeerRounds(Reducing, Surroundings):
         self._wanted.clear()
         self._handed_over.clear()
         self._plans, self._trained_at, self.paused_in_round = 0, None, self.paused
+        settings = effect.settings
+        self.handing_over.begin(effect.base.hash, Grid(settings.numel, settings.chunk_values), settings.codec)
+        made = self.work.made
+        if made is not None and made.base == effect.base.hash:  # before a restart, maybe
+            self.handing_over.contributed(made.handed)
         return {}
 
     def _announce(self, effect: Announce) -> Ready:
@@ -500,8 +532,15 @@ class PeerRounds(Reducing, Surroundings):
     def _pause_trainer(self, effect: PauseTrainer) -> None:
         self.paused, self.paused_in_round = effect.paused, True
 
-    def _contribute(self, effect: Contribute) -> Ready:
-        ready = self.work.make(self.chain.head)
+    def _contribute(self, effect: Contribute) -> Ready | None:
+        if self.made:
+            return None
+        head = self.chain.head
+        weight_cap = self.rules(head.next_round).settings.weight_cap
+        take = None if effect.delegate is not None else partial(self.handing_over.take, weight_cap=weight_cap)
+        ready = self.work.make(head, take)
+        assert self.work.made is not None
+        self.handing_over.contributed(self.work.made.handed)
         if self.machine is None:  # it follows, and carries on what it made
             self._swarm.residuals.kept(self._peer.id, msgspec.structs.replace(ready, life=self.new_life()))
         return ready
@@ -509,8 +548,33 @@ class PeerRounds(Reducing, Surroundings):
     def _find_work(self, effect: FindWork) -> bool:
         return self.work.find(countable=effect.countable)
 
-    def _settle_work(self, effect: SettleWork) -> None:
-        self.work.settle()
+    def _hand_over(self, effect: HandOver) -> None:
+        assert self.work.made is not None
+        self._swarm.residuals.offered(self._peer, self.work.made)
+        self.handing_over.hand_over(self._swarm.numbers[effect.delegate], self.work.made)
+
+    def _pass_on(self, effect: PassOn) -> None:
+        self._swarm.met["handed over"] += 1
+        self.work.pass_on(self.chain.head)
+
+    def _take_back(self, effect: TakeBack) -> None:
+        self.handing_over.take_back()
+
+    def _keep_own(self, effect: KeepOwn) -> Ready:
+        self._swarm.met["not handed over"] += 1
+        return self.work.keep(self.chain.head)
+
+    def _settle_work(self, effect: SettleWork) -> object:
+        made = self.work.is_over
+        is_passed_on = False if made is None else self.handing_over.outcome(made.base, self._settled)
+        if is_passed_on is None:
+            return LATER
+        self.work.settle(is_passed_on=is_passed_on)
+        return None
+
+    def _settled(self, is_passed_on: bool) -> None:
+        self.work.settle(is_passed_on=is_passed_on)
+        self._box.done()
 
     def _resume_work(self, effect: ResumeWork) -> None:
         self.work.resume()
@@ -525,6 +589,7 @@ class PeerRounds(Reducing, Surroundings):
         self._start_reduce(effect.plan)
 
     def _watch_reduction(self, effect: WatchReduction) -> Watched:
+        self._copying.complete_at = effect.complete_at
         return Watched(self._look_at_stalls(self._now), NOTHING_RELAYED)
 
     def _stop(self, effect: StopReduction | Evicted) -> None:
@@ -598,6 +663,7 @@ class PeerRounds(Reducing, Surroundings):
     def _goodbye(self, effect: Goodbye) -> None:
         if not self.member.overdue(self._now):
             self._swarm.donations.check_copy(self._peer)
+        self.handing_over.contributed()
         self._swarm.depart(self._peer.number, self._peer.life)
 
     # -- finals ------------------------------------------------------------------------------------------------
@@ -654,9 +720,12 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     ForgetEarlier: PeerRounds._forget_earlier,
     GiveWay: nothing,
     Goodbye: PeerRounds._goodbye,
+    HandOver: PeerRounds._hand_over,
     KeepFork: PeerRounds._keep_fork,
     KeepOrder: PeerRounds._keep_order,
+    KeepOwn: PeerRounds._keep_own,
     Mismatch: PeerRounds._mismatch,
+    PassOn: PeerRounds._pass_on,
     PauseTrainer: PeerRounds._pause_trainer,
     Rejoin: nothing,
     Repair: PeerRounds._repair,
@@ -669,6 +738,7 @@ DOERS: Mapping[type[Any], Callable[[PeerRounds, Any], Any]] = {
     StandOnHead: PeerRounds._stand_on_head,
     StartReduce: PeerRounds._follow_plan,
     StopReduction: PeerRounds._stop,
+    TakeBack: PeerRounds._take_back,
     TakePart: nothing,
     Tell: nothing,
     Train: PeerRounds._train,

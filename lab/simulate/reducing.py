@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.collectives.finals import Finals
+from shoal.collectives.finals import FinalChunk, Finals
 from shoal.collectives.reduce import Kept, Reduction
+from shoal.lab.simulate.obtaining import Obtaining
 from shoal.lab.simulate.serving import Serving
 from shoal.lab.simulate.talk import Lacking, Payload, wrong
 from shoal.lab.simulate.work import Work
+from shoal.node.rounds.copying import Copy, Copying
 from shoal.node.rounds.pace import NOBODY, Pace, Told
 from shoal.protocol.effects import CloseOff, Repair
 from shoal.protocol.errors import RemoteError
@@ -32,6 +34,7 @@ class Reducing(ABC):
 
     serving: Serving
     work: Work
+    obtaining: Obtaining
 
     def __init__(self, peer: SimulatedPeer) -> None:
         self._peer = peer
@@ -47,6 +50,7 @@ class Reducing(ABC):
         self._received: dict[PeerId, float] = {}
         self._pace: Pace | None = None
         self._stall, self._told = NOBODY, Told()
+        self._copying = Copying(self._copy)
 
     @property
     def _now(self) -> float:
@@ -62,10 +66,12 @@ class Reducing(ABC):
 
     def _start_reduce(self, plan: Plan) -> None:
         self._stop_reduction()
+        place = plan.number(self._peer.id)
+        counted = place is not None and plan.participants[place].weight > 0
         self._reduction = self._swarm.components.reduction(
             plan=plan,
             identity=self._peer.identity,
-            contribution=self.work.encoded,
+            contribution=self.work.encoded if counted else None,
             post=partial(self._post, plan.lineage),
             on_progress=lambda progress: None,
             kept=self._kept.setdefault(plan.lineage, Kept()),
@@ -83,6 +89,7 @@ class Reducing(ABC):
             return
         reduction.follow(plan)
         reduction.repair(plan, dict(repair.held))
+        self._copying.stop()
         self._begin_pace(reduction)
         self._look_at_reduction()
 
@@ -94,6 +101,7 @@ class Reducing(ABC):
 
     def _close_off(self, asked: CloseOff) -> tuple[ChunkResults, ...]:
         reduction, lineage = self._reduction, asked.lineage
+        self._copying.stop()
         self._closed_to[lineage] = self._closed_to.get(lineage, frozenset()) | asked.evicted
         if reduction is None or reduction.lineage != lineage:
             return ()
@@ -103,6 +111,7 @@ class Reducing(ABC):
         if self._reduction is not None:
             self._reduction.close()
         self._reduction = self._pace = None
+        self._copying.stop()
         self._posted.clear()
         self._there_at.clear()
 
@@ -162,11 +171,30 @@ class Reducing(ABC):
                 contributions, finals = reduction.lacking(peer)
                 asked = Lacking(reduction.lineage, frozenset(contributions), frozenset(finals))
                 self._swarm.send(self._peer, self._swarm.numbers[peer], asked, LACKING_BYTES)
+        if reduction.delegate is not None:  # of others the finals come from their owners here, however late
+            closed_to = self._closed_to.get(reduction.lineage, frozenset())
+            self._copying.look(reduction, (), now, closed_to=closed_to)
         if self._pace is None:
             return None
         stall = self._stall = self._pace.look(now)
         is_due = self._told.is_due(stall, now, nodes=len(reduction.plan.participants))
         return (stall.peers, stall.late) if is_due else None
+
+    def _copy(self, copy: Copy) -> None:
+        """Have finals from those who have all of them."""
+        reduction = copy.reduction
+
+        def take(final: FinalChunk) -> None:
+            reduction.take_copy(final)
+            self._look_at_reduction()
+
+        def ended(done: bool) -> None:
+            self._copying.over(copy, failed_at=None if done else self._now)
+
+        self._swarm.met["finals of the delegate"] += copy.donors == [reduction.delegate]
+        self._swarm.met["finals of others than the delegate"] += copy.donors != [reduction.delegate]
+        fetching = self.obtaining.copy_finals(reduction.final_format, copy.chunks, copy.donors, take, ended)
+        copy.cancel = fetching.cancel
 
     def moved(self, peer: PeerId) -> Moved:
         """Bytes that came from `peer` over its lane; what it takes is not modelled."""

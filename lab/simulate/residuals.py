@@ -4,6 +4,9 @@
                          was not counted, or has no place in a sparse final, does, unless the peer was restarted since,
                          or it became too old
     one contribution     in one life a peer announces one of a round; who lost it may make another in another life
+    sites                what was handed over is in one contribution of another, or in none: then it comes again, unless
+                         the link to the delegate broke, or that one died, or has not answered by the next contribution;
+                         and it is announced by none but that one
 
 Each contribution is compared with every one that may follow from what the same peer announced last of the same
 fragment, as the entries of the peer's chain say of it; no account that the peer keeps is asked. Of what was learnt on a
@@ -28,10 +31,15 @@ from shoal.protocol.seats import counted_in
 
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
-    from shoal.node.state.contributions import Made
+    from shoal.node.state.contributions import HandedWork, Made
+
+VALUES_ATOL = 2e-6
+"""Of sums of a few values of about 1, in float32."""
 
 Residual = tuple[str, F32 | None, int]
 """A name for it, what comes again of earlier rounds or None, and its tokens."""
+_Work = tuple[bytes, bytes]
+"""Base and root of a contribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,18 @@ class _Last:
     included: Sequence[bool]
 
 
+def _work(made: Made) -> _Work:
+    """Name of a contribution: on another state the same may be learnt again."""
+    return made.base, made.encoded.root
+
+
+def _mean(own: F32, own_tokens: int, others: Sequence[tuple[_Given, int]]) -> tuple[F32, int]:
+    """The mean of what several learnt, by their tokens as far as they count, and the tokens of all."""
+    tokens = own_tokens + sum(counted for _, counted in others)
+    rest = [counted * given.made.encoded.decoded().astype(np.float64) for given, counted in others]
+    return ((own_tokens * own.astype(np.float64) + sum(rest)) / tokens).astype(np.float32), tokens
+
+
 class Residuals:
     """Knows what every peer made, and announced last of each fragment."""
 
@@ -76,32 +96,83 @@ class Residuals:
         self._mixing = np.float32(mixing or 0.0)
         self._made: dict[bytes, _Given] = {}
         self._unsaid: set[bytes] = set()
+        self._offered: dict[tuple[PeerId, bytes], list[_Given]] = {}
+        """By peer and base, what was handed over."""
+        self._together: dict[_Work, tuple[PeerId, bytes]] = {}
+        """By what was handed over, whose contribution has it in it, and the root of that."""
+        self._passed_on: set[_Work] = set()
         self._announced: dict[tuple[PeerId, int], list[_Given]] = {}
+        self._said: set[_Work] = set()
         self._roots: dict[tuple[bytes, bytes], bytes] = {}
         self.carried = 0
         """How many contributions had something of an earlier round."""
         self.lost = 0
         """How many had nothing of it, since it had waited for too long."""
+        self.lost_on_the_way = 0
+        """How many were handed over to a delegate that was gone before it contributed."""
 
-    def made(self, peer: SimulatedPeer, learnt: F32, tokens: int, made: Made) -> None:
-        """`peer` encoded what it `learnt`, of so many tokens, and what it has of earlier rounds."""
+    def made(
+        self, peer: SimulatedPeer, own: F32, own_tokens: int, made: Made, handed: Sequence[HandedWork] = ()
+    ) -> None:
+        """`peer` encoded its `own` work, of so many tokens, what others handed over, and what it has of before."""
+        others = [(self._handed(peer, work, made.base), work.tokens) for work in handed]
+        learnt, tokens = _mean(own, own_tokens, others)
         names = []
         for last, (name, residual, more) in self._all_possible(peer, made):
             names.append(name)
             values = learnt if residual is None else learnt + self._error_feedback * residual
             if self._averages and residual is not None and more:
                 values = (np.float32(tokens) * learnt + np.float32(more) * residual) / np.float32(tokens + more)
-            if made.tokens == tokens + more and np.allclose(made.values, values, rtol=0, atol=1e-6):
+            if made.tokens == tokens + more and np.allclose(made.values, values, rtol=0, atol=VALUES_ATOL):
+                self._check_on_the_way(peer, last)
                 self.carried += residual is not None
                 self.lost += name == "nothing of what is too old"
                 since = made.round if last is None or any(last.included) else last.given.since
                 self._made[made.encoded.root] = _Given(made, learnt, peer.life, since)
+                self._together.update((_work(other.made), (peer.id, made.encoded.root)) for other, _ in others)
                 self._judge.contributed(made.encoded)
                 return
         raise Violation(
             "work counted once",
             f"peer {peer.number} gives to round {made.round} what it learnt and something else than {names}",
         )
+
+    def _handed(self, peer: SimulatedPeer, work: HandedWork, base: bytes) -> _Given:
+        """Find what was handed over. Raises Violation if nobody did, or if it counts elsewhere."""
+        for given in self._offered.get((work.peer, base), ()):
+            encoded = given.made.encoded
+            if all(np.array_equal(encoded.encoded(chunk), part) for chunk, part in enumerate(work.chunks)):
+                if _work(given.made) in self._together or _work(given.made) in self._said:
+                    raise Violation("work counted once", f"peer {peer.number} gives what {work.peer} gives elsewhere")
+                return given
+        raise Violation("work counted once", f"peer {peer.number} gives what {work.peer} did not hand over")
+
+    def offered(self, peer: SimulatedPeer, made: Made) -> None:
+        """`peer` hands over what it made, or says so again."""
+        given = self._made[made.encoded.root]
+        offered = self._offered.setdefault((peer.id, made.base), [])
+        if any(one is given for one in offered):
+            return
+        offered.append(given)
+        self._announced.setdefault((peer.id, made.round % self._fragments), []).append(given)
+
+    def passed_on(self, made: Made) -> None:
+        """Who made this holds that its delegate has it."""
+        self._passed_on.add(_work(made))
+
+    def _check_on_the_way(self, peer: SimulatedPeer, last: _Last | None) -> None:
+        """Raises Violation if what `peer` passed on last is in no other contribution, and its delegate undisturbed."""
+        if last is None or last.given.life != peer.life or not self._is_passed_on(last.given):
+            return
+        if _work(last.given.made) not in self._together:
+            self.lost_on_the_way += 1
+            if not peer.peer_rounds.handing_over.may_be_lost(last.given.made.base):
+                raise Violation("work counted once", f"peer {peer.number} lost what it gave to {last.given.made.round}")
+
+    def given_by_another(self, peer: PeerId, base: bytes) -> tuple[PeerId, bytes] | None:
+        """In whose contribution what a peer handed over is, and the root of that; None if in nobody's."""
+        mine = (self._together.get(_work(given.made)) for given in self._offered.get((peer, base), ()))
+        return next((found for found in mine if found is not None), None)
 
     def kept(self, sender: PeerId, ready: Ready) -> None:
         """`sender` follows, and tells nobody of what it made: it comes again in its next contribution."""
@@ -119,6 +190,9 @@ class Residuals:
         given = self._made.get(ready.root)
         if given is None:
             raise Violation("one contribution", f"{sender} announces what it did not make in round {ready.round}")
+        if (ready.base, ready.root) in self._together:
+            raise Violation("work counted once", f"{sender} announces what its delegate has in round {ready.round}")
+        self._said.add((ready.base, ready.root))
         if self._roots.setdefault((ready.base, ready.life), ready.root) != ready.root:
             raise Violation("one contribution", f"{sender} announces two in round {ready.round}")
         self._announced.setdefault((sender, ready.round % self._fragments), []).append(given)
@@ -130,14 +204,26 @@ class Residuals:
         """
         head = peer.disk.ledger.head
         for given in reversed(self._announced.get((peer.id, made.round % self._fragments), [])):
+            if given.made.base == made.base and given.life == peer.life and self._is_passed_on(given):
+                yield _Last(given, head, self._included(given.made, peer.id, head))
+                return
             ended_by = None if given.made.base == made.base else self._ended_by(given.made, head)
             if ended_by is not None:
                 yield _Last(given, ended_by, self._included(given.made, peer.id, ended_by))
-                if given.life == peer.life or given.made.encoded.root not in self._unsaid:
+                if given.life == peer.life or not self._is_unsaid(given):
                     return
             elif given.made.base != made.base and given.life == peer.life:
                 break  # with what was abandoned went all of before; another life may have that on disk
         yield None
+
+    def _is_passed_on(self, given: _Given) -> bool:
+        """True if another has it, or may have it."""
+        return _work(given.made) in self._together or _work(given.made) in self._passed_on
+
+    def _is_unsaid(self, given: _Given) -> bool:
+        """True if nobody was told of it, so that no round can have counted it."""
+        elsewhere = _work(given.made) in self._said or _work(given.made) in self._together
+        return given.made.encoded.root in self._unsaid or not elsewhere
 
     def _ended_by(self, made: Made, head: Value) -> Value | None:
         """Find what ended the round that it was for, in the chain up to `head`; None if that chain abandoned it."""
@@ -153,6 +239,8 @@ class Residuals:
     def _included(self, made: Made, peer: PeerId, ended_by: Value) -> Sequence[bool]:
         """Per chunk, whether the round that it was made for counted it."""
         nowhere = [False] * made.encoded.grid.chunks
+        if _work(made) in self._together or _work(made) in self._passed_on:
+            return [True] * made.encoded.grid.chunks
         if self._judge.is_rebase(ended_by):
             return nowhere
         plan, bitmaps = self._judge.plan_of(ended_by)
@@ -167,12 +255,17 @@ class Residuals:
             yield "nothing", None, 0
             return
         given, counted = last.given, any(last.included)
-        applied = self._applied(last)
-        yield "what was not counted", self._left(given, last.included, applied), 0 if counted else given.made.tokens
         restarted = peer.life != given.life
-        too_old = made.round - given.since + 1 > self._staleness_rounds and not counted
         # It may have stood on a state after that, which a rollback or a rebase has abandoned since.
         elsewhere = peer.disk.ledger.head.next_term != self._judge.values[given.made.base].next_term
+        if self._is_passed_on(given):
+            yield "what encoding lost", self._left(given, last.included, None), 0
+            if restarted or elsewhere:
+                yield "nothing", None, 0
+            return
+        applied = self._applied(last)
+        yield "what was not counted", self._left(given, last.included, applied), 0 if counted else given.made.tokens
+        too_old = made.round - given.since + 1 > self._staleness_rounds and not counted
         if restarted or elsewhere:
             yield "nothing", None, 0
         elif too_old:

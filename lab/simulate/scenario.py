@@ -56,6 +56,8 @@ OUTSIDE_DEAD_SHARE = 0.4
 """Of the deaths of those who wait outside, those for good."""
 LYING_SHARE = 0.5
 """Of the scenarios with enough named voters, those whose quorum is for voters that may lie."""
+SITES_SHARE = 0.2
+"""Of the random scenarios, those whose peers are in sites."""
 PHASE_LIMIT_S = 8.0
 """A fault that is to strike in a phase strikes after so long wherever its peer may be."""
 
@@ -172,6 +174,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     outside: bool = False
     """True where peers without a seat follow, and are called by the chain: a swarm of named voters."""
 
+    site: Annotated[int, Meta(ge=1, le=FLAT_LIMIT_PEERS)] = 1
+    """So many peers, in the order of their numbers, are of one site and contribute together; with 1 each apart."""
+
     def __post_init__(self) -> None:
         if self.outside and (not self.voters or self.voters + self.seats > FLAT_LIMIT_PEERS):
             raise ValueError(f"waiting outside takes named voters, and with the seats up to {FLAT_LIMIT_PEERS} of them")
@@ -181,6 +186,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"lying takes {LYING_VOTERS_MIN} named voters or more")
         if self.seats < FLAT_LIMIT_PEERS and (self.sparse or self.fragments > 1):
             raise ValueError("few seats are for peers that make whole rounds together")
+        if self.site > 1 and (self.seats < FLAT_LIMIT_PEERS or not self.is_flat):
+            raise ValueError(f"sites are for up to {FLAT_LIMIT_PEERS} peers, with seats for all")
         if not self.is_flat and self.fault:
             raise ValueError(f"single faults are for up to {FLAT_LIMIT_PEERS} peers; beyond, give churn and loss")
         if self.is_flat and not self.outside and self.churn.share_per_round:
@@ -295,7 +302,18 @@ def random_scenario(seed: int, *, rounds: int = 4) -> Scenario:
         calm_rounds=CALM_ROUNDS,
         rebases=True,
         fault=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        site=_drawn_site(seed) if random.Random(f"sites there {seed}").random() < SITES_SHARE else 1,
     )
+
+
+def _drawn_site(seed: int) -> int:
+    """Number of peers in a site, where there are sites."""
+    return random.Random(f"sites {seed}").randint(2, 3)
+
+
+def with_sites(scenario: Scenario) -> Scenario:
+    """The scenario with its peers in sites of two or three."""
+    return msgspec.structs.replace(scenario, site=_drawn_site(scenario.seed))
 
 
 def with_named_voters(scenario: Scenario) -> Scenario:
@@ -314,7 +332,7 @@ def with_named_voters(scenario: Scenario) -> Scenario:
 def with_few_seats(scenario: Scenario) -> Scenario:
     """The scenario with fewer seats than peers, in rounds of all values."""
     seats = random.Random(f"seats {scenario.seed}").randint(1, max(1, scenario.peers - 1))
-    return msgspec.structs.replace(scenario, seats=seats, sparse=False, fragments=1)
+    return msgspec.structs.replace(scenario, seats=seats, sparse=False, fragments=1, site=1)
 
 
 def outside_scenario(seed: int, *, rounds: int = 12) -> Scenario:

@@ -75,6 +75,8 @@ def _changes(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield {"outside": False}
     if scenario.seats < FLAT_LIMIT_PEERS:
         yield {"seats": FLAT_LIMIT_PEERS}
+    if scenario.site > 1:
+        yield {"site": 1}
     if scenario.loss:
         yield {"loss": 0.0}
     if scenario.fragments > 1:
@@ -154,6 +156,7 @@ def as_test(scenario: Scenario, kind: str) -> str:
     shape += ", lying=True" if scenario.lying else ""
     shape += f", seats={scenario.seats}" if scenario.seats < FLAT_LIMIT_PEERS else ""
     shape += ", outside=True" if scenario.outside else ""
+    shape += f", site={scenario.site}" if scenario.site > 1 else ""
     keys = ", real_keys=True" if scenario.real_keys else ""
     lines = [
         f"from shoal.lab.simulate.{'simulation' if flat else 'crowd'} import {run}",

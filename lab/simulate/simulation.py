@@ -130,6 +130,7 @@ class Simulation:
             reduce_deadline_s=work.reduce_deadline_s,
             weight_cap=4.0,
             seats=scenario.seats,
+            sites=scenario.site > 1,
         )
         self.quiet_at = scenario.quiet_at_s
         self.disturbed_at = 0.0
@@ -198,6 +199,8 @@ class Simulation:
         }
         if named or few:
             tables["membership"] = {"voters": "named" if named else "contributors", "seats": self.settings.seats}
+        if self.settings.sites:
+            tables["membership"] = {**dict(tables.get("membership", {})), "sites": "together"}  # type: ignore[call-overload]
         if self.scenario.outside:
             tables["membership"] = {"voters": "named", "seats": self.settings.seats, "waiting": "outside"}
         if named:
@@ -208,7 +211,10 @@ class Simulation:
 
     def _add(self) -> SimulatedPeer:
         number, rng = len(self.peers), self.rng
-        self.network.settle(rng)
+        place = self.network.places[self.network.settle(rng)]
+        site = self.site_of(number)
+        if site is not None:  # who is of one site is in one place
+            place.region = self.network.places[site * self.scenario.site].region
         disk = self.disks.add(self.genesis, self.zero, self.authority.peer_id, self.manifest)
         train_s = rng.uniform(*self.components.work.train_s)
         peer = SimulatedPeer(self, number, self.keys.identity(number), disk, train_s)
@@ -268,6 +274,10 @@ class Simulation:
     def state_chunk_bytes(self) -> int:
         """Payload of a chunk of a state."""
         return max(1, int(self.state_bytes / len(chunks_of(self.zero))))
+
+    def site_of(self, number: int) -> int | None:
+        """The number of the site that a peer is of; None where each is apart."""
+        return number // self.scenario.site if self.settings.sites else None
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -373,9 +383,12 @@ class Simulation:
         took_s = peer.train_s * self.rng.uniform(0.9, 1.1)
         return self.timeline.now + took_s * self.network.slowed.get(peer.number, 1.0)
 
-    def made(self, peer: SimulatedPeer, round: int) -> tuple[F32, int]:
-        """The product of training: the values, (numel,) float32 of the round's fragment, and the tokens."""
-        seed = [self.scenario.seed, peer.number, round, peer.life]
+    def made(self, peer: SimulatedPeer, round: int, again: int = 0) -> tuple[F32, int]:
+        """The product of training: the values, (numel,) float32 of the round's fragment, and the tokens.
+
+        again: how often that was trained before.
+        """
+        seed = [self.scenario.seed, peer.number, round, peer.life, *((again,) if again else ())]
         values = np.random.default_rng(seed).standard_normal(self.fragments.of_round(round).numel)
         return values.astype(np.float32), 100 + 7 * peer.number
 

@@ -12,6 +12,7 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Certificate, Entry, Message, Plan, Report, Stalled
 from shoal.protocol.planning import TRAINING, absent_ready
 from shoal.protocol.round import RoundMachine
+from shoal.protocol.sites import HandOverOffer
 from shoal.swarm.lanes.frame import FrameKind
 
 
@@ -98,6 +99,29 @@ class ChunkFrame(LaneMessage):
 
 
 @dataclass(frozen=True, slots=True)
+class Offering(LaneMessage):
+    """Offers the delegate of a site what the sender made."""
+
+    offer: HandOverOffer
+
+
+@dataclass(frozen=True, slots=True)
+class TakingBack(LaneMessage):
+    """Takes back what was offered."""
+
+    offer: HandOverOffer
+
+
+@dataclass(frozen=True, slots=True)
+class OfferAnswer(LaneMessage):
+    """The answer: whether what was offered with that base and root is in the contribution of the delegate."""
+
+    base: bytes
+    root: bytes
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Lacking:
     """Asks the receiver to send again what it owes the sender in a reduction."""
 
@@ -120,7 +144,7 @@ Answer = HeaderAnswer | FinalsAnswer
 FetchTalk = (
     GetChain | ChainPart | NoPlace | GetHeader | HeaderAnswer | GetFinals | FinalsAnswer | ChunkRequest | ChunkFrame
 )
-PeerTalk = FetchTalk | Lacking | Payload
+PeerTalk = FetchTalk | Offering | TakingBack | OfferAnswer | Lacking | Payload
 
 
 def wrong(data: bytes) -> bytes:

@@ -7,10 +7,12 @@ nodes write it beside the reduction; of some rounds it is not written at all, as
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.collectives.contribution import EncodedContribution
-from shoal.node.state.contributions import Contributions, Made, SavedWork
+from shoal.node.state.contributions import Contributions, HandedWork, Made, SavedWork
 from shoal.protocol.chain import next_position
 from shoal.protocol.messages import Ready, Value
 from shoal.protocol.seats import are_few
@@ -18,6 +20,8 @@ from shoal.protocol.seats import are_few
 if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
 
+BASES_KEPT = 8
+"""Of so many contributions it is known what they were made on: who trains again on the same learns something else."""
 WRITTEN_S = (0.0, 1.5)
 """So long after it was made a contribution is on disk."""
 SKIPPED_SHARE = 0.15
@@ -34,6 +38,7 @@ class Work:
         self._disk = peer.disk
         self._rng = random.Random(f"work {swarm.scenario.seed} {peer.number} {peer.life}")
         self._unsaved: SavedWork | None = None
+        self._bases: deque[bytes] = deque(maxlen=BASES_KEPT)
         self._contributions = Contributions(
             swarm.fragments,
             swarm.settings.codec,
@@ -54,17 +59,31 @@ class Work:
         """Encoded form of it, which goes to the others."""
         return None if self.made is None else self.made.encoded
 
-    def make(self, head: Value) -> Ready:
-        """Training is done: encode; it is noted on disk in a while."""
+    def make(self, head: Value, take: Callable[[int], Sequence[HandedWork]] | None) -> Ready:
+        """Training is done: encode it with what others of the site handed over, and have it on disk in a while.
+
+        take: gives what they did, for its own tokens; None, and it is not on disk, if it is to be handed over itself.
+        """
         peer, swarm = self._peer, self._swarm
-        learnt, tokens = swarm.made(peer, head.next_round)
+        again = sum(base == head.hash for base in self._bases)
+        self._bases.append(head.hash)
+        learnt, tokens = swarm.made(peer, head.next_round, again)
+        handed = () if take is None else take(tokens)
         number = self._contributions.taken + 1
-        made = self._contributions.make(head.next_round, number, tokens, learnt, base=head.hash)
-        swarm.residuals.made(peer, learnt, tokens, made)
-        if self._rng.random() >= SKIPPED_SHARE:
-            self._unsaved = self._contributions.saved(made, head.next_term)
-            swarm.timeline.after(self._rng.uniform(*WRITTEN_S), self._save, self._unsaved, peer.life)
+        made = self._contributions.make(head.next_round, number, tokens, learnt, base=head.hash, handed=handed)
+        swarm.residuals.made(peer, learnt, tokens, made, handed)
+        return self.announcement(head) if take is None else self.keep(head)
+
+    def keep(self, head: Value) -> Ready:
+        """Have what was made on disk in a while; its announcement."""
+        assert self.made is not None
+        self._note(self._contributions.saved(self.made, head.next_term))
         return self.announcement(head)
+
+    def _note(self, work: SavedWork) -> None:
+        if self._rng.random() >= SKIPPED_SHARE:
+            self._unsaved = work
+            self._swarm.timeline.after(self._rng.uniform(*WRITTEN_S), self._save, work, self._peer.life)
 
     def announcement(self, head: Value) -> Ready:
         """Announcement of the contribution that is here."""
@@ -98,6 +117,9 @@ class Work:
         if not self._contributions.make_again(found.work):
             return False
         self._swarm.met["work found"] += 1
+        if found.work.account.passed_on is True:
+            self._contributions.pass_on()
+            return False
         return found.files.position == next_position(chain.head)
 
     def resume(self) -> None:
@@ -105,11 +127,31 @@ class Work:
         self.stand_on_head()
         self.settle()
 
-    def settle(self) -> None:
-        """Count what was made as the chain says."""
-        chain, finals = self._disk.ledger, None
-        if self.made is not None and self._contributions.awaits_finals(chain):
-            entry = chain.after_base(self.made.base)
+    def pass_on(self, head: Value) -> None:
+        """The delegate has what was made, or may have it: note so on disk in a while."""
+        assert self.made is not None
+        self._note(self._contributions.saved(self.made, head.next_term, passed_on=True))
+        self._passed_on(self.made)
+
+    def _passed_on(self, made: Made) -> None:
+        self._swarm.residuals.passed_on(made)
+        self._contributions.pass_on()
+
+    @property
+    def is_over(self) -> Made | None:
+        """The contribution that is here, if what became of it can be said."""
+        return self.made if self.made is not None and self._contributions.is_over(self._disk.ledger) else None
+
+    def settle(self, *, is_passed_on: bool = False) -> None:
+        """Count what was made as the chain says. is_passed_on: the delegate has it, or may have it."""
+        chain, finals, made = self._disk.ledger, None, self.is_over
+        if made is None:
+            return
+        if is_passed_on and not self._contributions.is_abandoned(chain):
+            self._passed_on(made)
+            return
+        if self._contributions.awaits_finals(chain):
+            entry = chain.after_base(made.base)
             finals = None if entry is None else self._disk.finals.get(entry.value.plan)
             if finals is not None and entry is not None and finals.bitmaps_root != entry.value.bitmaps:
                 finals = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -34,30 +34,25 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Copy:
-    """One transfer under way."""
+class Copy:
+    """One transfer under way. cancel: ends it, if it is not over."""
 
     reduction: Reduction
     chunks: Sequence[int]
     donors: Sequence[PeerId]
     began: float
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    cancel: Callable[[], None] = lambda: None
 
 
 class Copying:
-    """At most one transfer of such finals. `begin` runs it beside whoever looks; `clock` is theirs, in seconds."""
+    """At most one transfer of such finals. `begin` begins one, says how to cancel it, and has `over` called at its end.
 
-    def __init__(
-        self,
-        catchup: CatchUp,
-        begin: Callable[[Callable[[], Awaitable[None]]], None],
-        *,
-        clock: Callable[[], float] = lambda: time.monotonic(),
-    ) -> None:
-        self._catchup = catchup
-        self._clock = clock
+    Sans-IO.
+    """
+
+    def __init__(self, begin: Callable[[Copy], None]) -> None:
         self._begin = begin
-        self._copy: _Copy | None = None
+        self._copy: Copy | None = None
         self._not_before = float("-inf")
         self._complete_since, self._looked_since, self._delegate_failed = Since(), Since(), False
         self.complete_at: Sequence[PeerId] = ()
@@ -88,8 +83,8 @@ class Copying:
                 return
             self._end()
         if chunks and donors and now >= self._not_before:
-            self._copy = _Copy(reduction, chunks, donors, now)
-            self._begin(partial(self._run, self._copy))
+            self._copy = Copy(reduction, chunks, donors, now)
+            self._begin(self._copy)
 
     def _donors(self, delegate: PeerId, now: float, closed_to: Collection[PeerId]) -> list[PeerId]:
         """Who has all finals, for one whose delegate is this."""
@@ -99,16 +94,10 @@ class Copying:
             return [delegate]
         return complete if self._delegate_failed or waited_s >= max(DELEGATE_S, DELEGATE_SHARE * took_s) else []
 
-    async def _run(self, copy: _Copy) -> None:
-        final_format = copy.reduction.final_format
-        logger.debug("round %d: %d finals do not come from their owners", final_format.plan.round, len(copy.chunks))
-        with copy.scope:
-            try:
-                await self._catchup.copy_finals(final_format, copy.chunks, copy.donors, copy.reduction.take_copy)
-            except NetworkError as error:
-                logger.info("round %d: %s", final_format.plan.round, error)
-                self._delegate_failed = True
-                self._not_before = self._clock() + COPY_RETRY_S
+    def over(self, copy: Copy, *, failed_at: float | None = None) -> None:
+        """A transfer ended, or failed, and is tried again after a while."""
+        if failed_at is not None:
+            self._not_before, self._delegate_failed = failed_at + COPY_RETRY_S, True
         if self._copy is copy:
             self._copy = None
 
@@ -120,5 +109,33 @@ class Copying:
 
     def _end(self) -> None:
         if self._copy is not None:
-            self._copy.scope.cancel()
+            self._copy.cancel()
         self._copy = None
+
+
+def copying_beside(
+    catchup: CatchUp,
+    spawn: Callable[[Callable[[], Awaitable[None]]], None],
+    *,
+    clock: Callable[[], float] = lambda: time.monotonic(),
+) -> Copying:
+    """Return a `Copying` whose transfers `spawn` runs beside whoever looks; `clock` is theirs, in seconds."""
+
+    async def run(copy: Copy, scope: trio.CancelScope) -> None:
+        final_format, failed_at = copy.reduction.final_format, None
+        logger.debug("round %d: %d finals do not come from their owners", final_format.plan.round, len(copy.chunks))
+        with scope:
+            try:
+                await catchup.copy_finals(final_format, copy.chunks, copy.donors, copy.reduction.take_copy)
+            except NetworkError as error:
+                logger.info("round %d: %s", final_format.plan.round, error)
+                failed_at = clock()
+        copying.over(copy, failed_at=failed_at)
+
+    def begin(copy: Copy) -> None:
+        scope = trio.CancelScope()
+        copy.cancel = scope.cancel
+        spawn(partial(run, copy, scope))
+
+    copying = Copying(begin)
+    return copying

@@ -23,7 +23,7 @@ from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes
 from shoal.node.holds import Holds
-from shoal.node.rounds.copying import Copying
+from shoal.node.rounds.copying import copying_beside
 from shoal.node.rounds.pace import NOBODY, Pace, Stall, Told, planned_ways
 from shoal.node.state.catchup import CatchUp
 from shoal.protocol.backoff import Backoff
@@ -117,7 +117,7 @@ class ReductionDriver:
         self._fetching: set[bytes] = set()
         self._wanted: dict[bytes, float] = {}
         """By plan, since when its finals are needed for a vote, in this round."""
-        self._copying = Copying(catchup, self._jobs.send_nowait)
+        self._copying = copying_beside(catchup, self._jobs.send_nowait)
         self._mending: set[PeerId] = set()
         self._bringing_up = trio.CancelScope()
         self.unreachable: set[PeerId] = set()

@@ -101,14 +101,106 @@ class OfferedWork:
 
 @dataclass(slots=True)
 class _Round:
-    """What is handed over in one round. over: whose work is in this node's contribution; None until that is known."""
+    """What is handed over in one round.
+
+    taken: of whom the contribution that is being made has it; None before. over: who is in it; None until it is made.
+    """
 
     base: bytes = b""
     form: tuple[str, int, int] = ("", 0, 0)
     handed: dict[PeerId, HandedWork] = field(default_factory=dict)
     heard: set[PeerId] = field(default_factory=set)
+    taken: frozenset[PeerId] | None = None
     over: frozenset[PeerId] | None = None
-    ended: trio.Event = field(default_factory=trio.Event)
+
+
+class HandedIn:
+    """What others of the site hand over to this node, in the round under way; who was in its contribution to the one
+    before, it knows too. Nobody waits for anything here. Sans-IO.
+    """
+
+    def __init__(self) -> None:
+        self._round, self._before = _Round(), _Round()
+
+    def begin(self, base: bytes, form: tuple[str, int, int]) -> None:
+        """The round after the value of this hash begins. form: codec, values, and values of a chunk that it takes."""
+        if self._round.base != base:
+            self.end()
+            self._before, self._round = self._round, _Round(base, form)
+
+    def hears(self, peer: PeerId, offer: HandOverOffer) -> bool:
+        """True if what a peer offers is to be fetched: it is of this round, in its form, not too late, and the only."""
+        round, form = self._round, (offer.codec, offer.numel, offer.chunk_values)
+        if (offer.base, form) != (round.base, round.form) or round.over is not None or peer in round.heard:
+            return False
+        round.heard.add(peer)
+        return True
+
+    def fetched(self, base: bytes, work: HandedWork) -> bool:
+        """True if what was fetched is in time, and was not taken back: what comes of it `end` says."""
+        round = self._round
+        if base != round.base or round.over is not None or work.peer not in round.heard:
+            return False
+        round.handed[work.peer] = work
+        return True
+
+    def take(self, tokens: int, weight_cap: float) -> list[HandedWork]:
+        """All that is handed over for the round, for a contribution of which `end` says that it is made.
+
+        tokens: of this node's own. Nobody's count for more than `weight_cap` times the median of the site.
+        """
+        round = self._round
+        works = [] if round.over is not None else sorted(round.handed.items())
+        round.taken = frozenset(peer for peer, _ in works)
+        all_tokens = {PeerId(""): tokens, **{peer: work.tokens for peer, work in works}}
+        capped = capped_tokens(all_tokens, weight_cap)
+        return [replace(work, tokens=capped[peer]) for peer, work in works]
+
+    def end(self, handed: Collection[PeerId] = ()) -> bool:
+        """This node's contribution has the works of these in it, and no others. False if that was said before."""
+        round = self._round
+        if round.over is not None:
+            return False
+        round.over, round.handed = frozenset(handed), {}
+        return True
+
+    def let_go(self, peer: PeerId, base: bytes) -> bool | None:
+        """A peer takes back what it offered; whether that is too late. None: `has` says so once the round is over."""
+        round = self._round
+        if base == round.base and round.over is None:
+            if round.taken is not None and peer in round.taken:
+                return None
+            round.handed.pop(peer, None)
+            round.heard.discard(peer)
+        return self.has(peer, base)
+
+    def has(self, peer: PeerId, base: bytes) -> bool:
+        """True if the work of a peer is in this node's contribution to the round after the value of this hash."""
+        rounds = (round for round in (self._round, self._before) if round.base == base)
+        return any(round.over is not None and peer in round.over for round in rounds)
+
+
+def offer_of(made: Made) -> HandOverOffer:
+    """Return the offer of what was made."""
+    encoded, grid = made.encoded, made.encoded.grid
+    return HandOverOffer(
+        base=made.base,
+        root=encoded.root,
+        tokens=made.tokens,
+        codec=encoded.codec,
+        numel=grid.numel,
+        chunk_values=grid.chunk_values,
+    )
+
+
+def offered_chunk(offer: HandOverOffer, chunk: int, payload: U8, peer: PeerId) -> U8:
+    """Return the encoded chunk in a payload that `peer` sent. Raises RemoteError if it is not the one it offered."""
+    grid = Grid(offer.numel, offer.chunk_values)
+    codec = chunk_codec(offer.codec, grid, chunk)
+    encoded = encoded_part(payload, grid=grid, codec=codec, chunk=chunk, root=offer.root)
+    if encoded is None:
+        raise RemoteError(f"chunk {chunk} of its contribution is not the one it offered", peer=peer)
+    return encoded
 
 
 @dataclass(slots=True)
@@ -148,7 +240,8 @@ class SiteExchange:
         self._linked = linked
         self._record_of = record_of
         self._allocate = allocate
-        self._round, self._before = _Round(), _Round()
+        self._handed_in, self._ended = HandedIn(), trio.Event()
+        self._base = b""
         self._fetching = trio.CapacityLimiter(1)
         self._offers, self._to_offer = trio.open_memory_channel[_Offer](math.inf)
         self._offer: _Offer | None = None
@@ -167,26 +260,19 @@ class SiteExchange:
 
     def begin(self, base: bytes, grid: Grid, codec: str) -> None:
         """The round after the value of this hash begins: contributions to it are taken, in this form."""
-        if self._round.base != base:
+        if self._base != base:
             self.contributed()
-            self._before, self._round = self._round, _Round(base, (codec, grid.numel, grid.chunk_values))
+            self._base, self._ended = base, trio.Event()
+            self._handed_in.begin(base, (codec, grid.numel, grid.chunk_values))
 
     def take(self, tokens: int, weight_cap: float) -> list[HandedWork]:
-        """All that is handed over for the round; each who did waits for `contributed`.
-
-        tokens: of this node's own. Nobody's count for more than `weight_cap` times the median of the site.
-        """
-        works = [] if self._round.over is not None else sorted(self._round.handed.items())
-        all_tokens = {PeerId(""): tokens, **{peer: work.tokens for peer, work in works}}
-        capped = capped_tokens(all_tokens, weight_cap)
-        return [replace(work, tokens=capped[peer]) for peer, work in works]
+        """All that is handed over for the round (`HandedIn.take`); each who did waits for `contributed`."""
+        return self._handed_in.take(tokens, weight_cap)
 
     def contributed(self, handed: Collection[PeerId] = ()) -> None:
         """This node's contribution is on disk, with those of these in it; or there is none, or none of them is."""
-        if self._round.over is None:
-            self._round.over = frozenset(handed)
-            self._round.ended.set()
-            self._round.handed = {}
+        if self._handed_in.end(handed):
+            self._ended.set()
 
     async def _serve(self, stream: MessageStream) -> None:
         """Answer another of the site. Raises RemoteError, NetworkError where that cannot be."""
@@ -197,54 +283,43 @@ class SiteExchange:
         if isinstance(request, HandOverOffer):
             taken = await self._take(peer, request)
         else:
-            taken = self._let_go(peer, request.base)
+            taken = await self._let_go(peer, request.base)
         await stream.send(canonical(HandOverAnswer(taken=taken)), deadline_s=OFFER_DEADLINE_S)
         await stream.aclose()
 
     async def _take(self, peer: PeerId, offer: HandOverOffer) -> bool:
         """Fetch what a peer offers; whether it is in this node's contribution, once that is known."""
-        round, form = self._round, (offer.codec, offer.numel, offer.chunk_values)
-        if (offer.base, form) != (round.base, round.form) or round.over is not None or peer in round.heard:
-            return self._has(peer, offer.base)
-        round.heard.add(peer)
+        handed_in, ended = self._handed_in, self._ended
+        if not handed_in.hears(peer, offer):
+            return handed_in.has(peer, offer.base)
         try:
             work = await self._fetch(peer, offer)
         except (NetworkError, RemoteError) as error:
             logger.info("%s does not hand over what it offers: %s", peer, error)
             return False
-        if round.over is None and peer in round.heard:
-            round.handed[peer] = work
+        if handed_in.fetched(offer.base, work):
             self.put(Offered(peer, offer.base))
-            await round.ended.wait()
-        return round.over is not None and peer in round.over
+            await ended.wait()
+        return handed_in.has(peer, offer.base)
 
-    def _let_go(self, peer: PeerId, base: bytes) -> bool:
+    async def _let_go(self, peer: PeerId, base: bytes) -> bool:
         """A peer takes back what it offered; whether that is too late."""
-        round = self._round
-        if base == round.base and round.over is None:
-            round.handed.pop(peer, None)
-            round.heard.discard(peer)
-        return self._has(peer, base)
-
-    def _has(self, peer: PeerId, base: bytes) -> bool:
-        rounds = (round for round in (self._round, self._before) if round.base == base)
-        return any(round.over is not None and peer in round.over for round in rounds)
+        ended, taken = self._ended, self._handed_in.let_go(peer, base)
+        if taken is None:
+            await ended.wait()
+            return self._handed_in.has(peer, base)
+        return taken
 
     async def _fetch(self, peer: PeerId, offer: HandOverOffer) -> HandedWork:
         grid = Grid(offer.numel, offer.chunk_values)
-        codecs = [chunk_codec(offer.codec, grid, chunk) for chunk in range(grid.chunks)]
-        sizes = [payload_bytes(grid, codec, chunk) for chunk, codec in enumerate(codecs)]
+        sizes = [payload_bytes(grid, chunk_codec(offer.codec, grid, chunk), chunk) for chunk in range(grid.chunks)]
         begins = [0, *accumulate(sizes)]
         scope, here = offer.root[:SCOPE_BYTES], dict[int, U8]()
 
         def accept(ref: ChunkRef, data: memoryview, digest: bytes | None) -> None:
             place = memory[begins[ref.chunk] : begins[ref.chunk + 1]]
             place[:] = np.frombuffer(data, np.uint8)
-            codec = codecs[ref.chunk]
-            encoded = encoded_part(place, grid=grid, codec=codec, chunk=ref.chunk, root=offer.root)
-            if encoded is None:
-                raise RemoteError(f"chunk {ref.chunk} of its contribution is not the one it offered", peer=peer)
-            here[ref.chunk] = encoded
+            here[ref.chunk] = offered_chunk(offer, ref.chunk, place, peer)
 
         job = Job(
             what="a contribution of this site",
@@ -275,7 +350,6 @@ class SiteExchange:
                 self.put(HandedOver(made.base, offer.taken))
             return
         self.take_back()
-        self._work.offer(made.encoded)
         self._offer = _Offer(delegate, made)
         self._offers.send_nowait(self._offer)
 
@@ -299,6 +373,7 @@ class SiteExchange:
     async def run(self) -> None:
         """Offer one contribution after the other, until cancelled."""
         async for offer in self._to_offer:
+            self._work.offer(offer.made.encoded)
             taken = await self._answered(offer)
             all_asked = self._work.withdraw()
             offer.taken = all_asked if taken is None else taken
@@ -307,15 +382,7 @@ class SiteExchange:
 
     async def _answered(self, offer: _Offer) -> bool | None:
         """What the delegate answers; None if it answers nothing."""
-        encoded, grid = offer.made.encoded, offer.made.encoded.grid
-        request = HandOverOffer(
-            base=offer.made.base,
-            root=encoded.root,
-            tokens=offer.made.tokens,
-            codec=encoded.codec,
-            numel=grid.numel,
-            chunk_values=grid.chunk_values,
-        )
+        request = offer_of(offer.made)
         answers: list[bool] = []
         async with trio.open_nursery() as nursery:
             over = nursery.cancel_scope

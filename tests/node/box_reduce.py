@@ -11,7 +11,7 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.progress import ReduceProgress
 from shoal.collectives.reduce import Reduction
-from shoal.node.rounds.copying import Copying
+from shoal.node.rounds.copying import copying_beside
 from shoal.protocol.errors import LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import ChunkResults, Held, Plan, Value
@@ -37,7 +37,7 @@ class BoxReduce:
         self._wanted: dict[bytes, float] = {}
         self._fetching: set[bytes] = set()
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Any]](1024)
-        self._copying = Copying(life.catchup, self._jobs.send_nowait, clock=trio.current_time)
+        self._copying = copying_beside(life.catchup, self._jobs.send_nowait, clock=trio.current_time)
         self.rates = (0, 0)
         self.unreachable: set[PeerId] = set()
         self.begin: Callable[[Finals], UseFinal | None] = lambda finals: None

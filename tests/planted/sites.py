@@ -7,6 +7,7 @@ from tests.planted.bugs import Bug, bug
 MEMBERS = "tests/protocol/test_sites.py"
 EXCHANGE = "tests/node/rounds/test_site_exchange.py"
 REDUCING = "tests/node/rounds/test_reducing_delegates.py"
+SIMULATED = "tests/lab/simulate/test_sites.py"
 BOX = "tests/node/test_sites_in_a_box.py"
 
 SITES: tuple[Bug, ...] = (
@@ -81,14 +82,32 @@ SITES: tuple[Bug, ...] = (
     bug(
         "what came after the mean was made is said to be in it",
         f"{EXCHANGE}::test_what_came_between_the_mean_and_the_disk_is_refused",
-        "self._round.over = frozenset(handed)",
-        "self._round.over = frozenset(self._round.handed)",
+        "round.over, round.handed = frozenset(handed), {}",
+        "round.over, round.handed = frozenset(round.handed), {}",
     ),
     bug(
         "what is taken back stays in the mean",
         f"{EXCHANGE}::test_what_is_taken_back_in_time_is_in_no_mean_and_after_that_it_is_said_to_be_in_it",
         "round.handed.pop(peer, None)",
         "pass",
+    ),
+    bug(
+        "what is in the mean that is being made is given back",
+        f"{EXCHANGE}::test_what_is_taken_back_while_the_mean_is_made_is_said_to_be_in_it_once_it_is",
+        "if round.taken is not None and peer in round.taken:",
+        "if False:",
+    ),
+    bug(
+        "a delegate is chosen whose contribution is left out after disputes",
+        f"{MEMBERS}::test_nobody_hands_over_to_who_is_done_or_gone_or_left_out_after_disputes",
+        "there = facts.alive - facts.left_out() - self._gathering.shunned",
+        "there = facts.alive - self._gathering.shunned",
+    ),
+    bug(
+        "who handed over trains again when its trainer begins anew",
+        f"{SIMULATED}::test_who_handed_over_trains_no_more_in_the_round_although_its_trainer_begins_anew",
+        "if (self.machine is not None or self.follows_head) and not (self._has_given or self._trains_nothing):",
+        "if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):",
     ),
     bug(
         "what a delegate that is gone had all of is contributed again",
@@ -105,14 +124,8 @@ SITES: tuple[Bug, ...] = (
     bug(
         "chunks that are handed over are not held against their root",
         f"{EXCHANGE}::test_chunks_that_are_not_the_ones_offered_are_refused",
-        """
-            encoded = encoded_part(place, grid=grid, codec=codec, chunk=ref.chunk, root=offer.root)
-            if encoded is None:
-        """,
-        """
-            encoded = place[: codec.encoded_bytes(grid.length(ref.chunk))]
-            if encoded is None:
-        """,
+        "encoded = encoded_part(payload, grid=grid, codec=codec, chunk=chunk, root=offer.root)",
+        "encoded = payload[: codec.encoded_bytes(grid.length(chunk))]",
     ),
     bug(
         "owners send finals to who has a delegate",

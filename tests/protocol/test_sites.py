@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from shoal.protocol.planning import (
     revise_plan,
 )
 from shoal.protocol.records import NodeRecord
+from shoal.protocol.round import RoundMachine
 from shoal.protocol.sites import WAIT_SHARE, capability_of, check_site, is_of_site
 from shoal.protocol.wire import SwarmId
 from tests.protocol import test_planning as planning
@@ -148,6 +150,16 @@ def test_delegate_waits_for_nobody_who_trains_no_more(role: str) -> None:
     else:
         here.mates = frozenset()
     assert contributed(trained(here)) == [None]
+
+
+def test_nobody_hands_over_to_who_is_done_or_gone_or_left_out_after_disputes() -> None:
+    done, gone, out, lied, fit = (PeerId(name) for name in ("done", "gone", "out", "lied", "fit"))
+    roles = {peer: SimpleNamespace(role=TRAINING) for peer in (gone, out, lied, fit)}
+    readies = {done: SimpleNamespace(role=CONTRIBUTOR), **roles}
+    facts = SimpleNamespace(alive=frozenset([done, out, lied, fit]), left_out=lambda: frozenset([out]))
+    gathering = SimpleNamespace(get=readies.get, shunned={lied})
+    machine: Any = SimpleNamespace(_facts=facts, _gathering=gathering)
+    assert RoundMachine.training(machine, readies) == {fit}
 
 
 def test_delegate_that_pauses_contributes_at_once() -> None:

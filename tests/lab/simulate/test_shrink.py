@@ -36,6 +36,7 @@ def size(scenario: Scenario) -> tuple[float, ...]:
         for f in scenario.fault
     )
     shape = (scenario.churn != Churn()) + scenario.rebases + scenario.calm_rounds + scenario.sparse + scenario.fragments
+    shape += scenario.site
     return scenario.peers + scenario.rounds + len(scenario.fault), scenario.loss + shape, easy
 
 

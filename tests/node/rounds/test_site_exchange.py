@@ -11,8 +11,8 @@ import trio
 
 from shoal.collectives.contribution import EncodedContribution
 from shoal.node.rounds import site_exchange
-from shoal.node.rounds.site_exchange import OfferedWork, SiteExchange
-from shoal.node.state.contributions import Made
+from shoal.node.rounds.site_exchange import HandedIn, OfferedWork, SiteExchange, offer_of, offered_chunk
+from shoal.node.state.contributions import HandedWork, Made
 from shoal.node.state.fetching import Job
 from shoal.protocol.errors import NetworkError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
@@ -86,6 +86,14 @@ class End:
         before = len(to.put)
         self.exchange.hand_over(to.peer, self.made(tokens))
         await until(lambda: len(to.put) > before or self.put)
+
+
+def made_by(peer: str, base: bytes = BASE) -> tuple[Made, HandedWork]:
+    """What a peer made, and the same as handed over."""
+    encoded = EncodedContribution.encode(vector(1), GRID, CODEC)
+    chunks = tuple(encoded.encoded(chunk) for chunk in range(GRID.chunks))
+    made = Made(round=1, base=base, number=1, tokens=100, values=vector(1), encoded=encoded)
+    return made, HandedWork(PeerId(peer), 100, GRID, CODEC, chunks)
 
 
 @asynccontextmanager
@@ -169,6 +177,25 @@ async def test_what_is_taken_back_in_time_is_in_no_mean_and_after_that_it_is_sai
         assert await second.exchange.outcome(BASE) is False
 
 
+async def test_what_is_taken_back_while_the_mean_is_made_is_said_to_be_in_it_once_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ends("a", "a") as (delegate, second):
+        await second.hand_over(delegate)
+        works = delegate.exchange.take(100, CAP)
+        said: list[bool | None] = []
+        handed_in = delegate.exchange._handed_in
+        let_go = handed_in.let_go
+        monkeypatch.setattr(handed_in, "let_go", lambda *asked: said.append(let_go(*asked)) or said[-1])
+        second.exchange.take_back()
+        await until(lambda: said)
+        assert said == [None]
+        assert not second.put
+        delegate.exchange.contributed([work.peer for work in works])
+        await until(lambda: second.put)
+        assert second.put == [HandedOver(BASE, taken=True)]
+
+
 async def test_a_delegate_that_is_a_round_ahead_still_says_what_it_took_in_the_round_before() -> None:
     async with ends("a", "a") as (delegate, second):
         await second.hand_over(delegate)
@@ -248,3 +275,50 @@ async def test_chunks_that_are_not_the_ones_offered_are_refused() -> None:
         assert delegate.put == []
         with pytest.raises((NetworkError, RemoteError)):
             await liar.host.request(delegate.peer, SITE_PROTOCOL, b"\xc1", deadline_s=WAIT_S)
+
+
+def handed_in(base: bytes = BASE, codec: str = CODEC) -> HandedIn:
+    """At a delegate whose round has begun."""
+    found = HandedIn()
+    found.begin(base, (codec, GRID.numel, GRID.chunk_values))
+    return found
+
+
+def test_works_are_taken_in_the_order_of_their_peers() -> None:
+    here = handed_in()
+    for peer in ("two", "one"):
+        made, work = made_by(peer)
+        assert here.hears(work.peer, offer_of(made))
+        assert here.fetched(BASE, work)
+    assert [work.peer for work in here.take(100, CAP)] == ["one", "two"]
+    assert not here.has(PeerId("one"), BASE)
+    assert here.end([PeerId("one"), PeerId("two")])
+    assert here.has(PeerId("one"), BASE)
+    assert not here.end()
+    assert here.has(PeerId("two"), BASE)
+    assert here.take(100, CAP) == []
+
+
+def test_offer_of_another_form_and_a_second_one_of_a_peer_are_refused() -> None:
+    made, work = made_by("one")
+    assert not handed_in(codec="fp32").hears(work.peer, offer_of(made))
+    here = handed_in()
+    assert here.hears(work.peer, offer_of(made))
+    assert not here.hears(work.peer, offer_of(made))
+
+
+def test_what_was_taken_back_while_it_was_fetched_is_too_late() -> None:
+    here = handed_in()
+    made, work = made_by("one")
+    assert here.hears(work.peer, offer_of(made))
+    assert here.let_go(work.peer, BASE) is False
+    assert not here.fetched(BASE, work)
+    assert here.take(100, CAP) == []
+
+
+def test_chunk_of_an_offer_is_the_one_that_its_root_has() -> None:
+    made, work = made_by("one")
+    payload = np.frombuffer(bytes(made.encoded.payload(1)), np.uint8)
+    assert np.array_equal(offered_chunk(offer_of(made), 1, payload, work.peer), work.chunks[1])
+    with pytest.raises(RemoteError, match="not the one it offered"):
+        offered_chunk(offer_of(made), 1, payload ^ 1, work.peer)
