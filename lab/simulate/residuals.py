@@ -204,9 +204,10 @@ class Residuals:
         """
         head = peer.disk.ledger.head
         for given in reversed(self._announced.get((peer.id, made.round % self._fragments), [])):
-            if given.made.base == made.base and given.life == peer.life and self._is_passed_on(given):
+            if given.made.base == made.base and self._is_passed_on(given):  # and then it trained again
                 yield _Last(given, head, self._included(given.made, peer.id, head))
-                return
+                if given.life == peer.life:
+                    return
             ended_by = None if given.made.base == made.base else self._ended_by(given.made, head)
             if ended_by is not None:
                 yield _Last(given, ended_by, self._included(given.made, peer.id, ended_by))
