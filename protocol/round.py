@@ -358,9 +358,10 @@ class RoundMachine:
         return frozenset(facts.awaited()) if waits else frozenset()
 
     def training(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
-        """Those of `peers` that say that they take part, and are still making their contribution."""
+        """Those of `peers` that say that they are still making a contribution, which is going to count."""
         facts = self._facts
-        readies = ((peer, self._gathering.get(peer)) for peer in peers if peer in facts.alive)
+        there = facts.alive - facts.left_out() - facts.gathering.shunned
+        readies = ((peer, self._gathering.get(peer)) for peer in peers if peer in there)
         return frozenset(peer for peer, ready in readies if ready is not None and ready.role == TRAINING)
 
     def trainers(self) -> frozenset[PeerId]:

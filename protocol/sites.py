@@ -101,7 +101,7 @@ class SiteRound:
     """A member's part in its site, in one round; what it knows of the others of its site is given to it each time.
 
     work: what its trainer made, where it `holds` it until others of the site hand over theirs. handed_to: who was
-    offered it, and has not answered. passed_on: that one has it.
+    offered it, and has not answered. passed_to: who has it.
     """
 
     me: PeerId
@@ -110,15 +110,15 @@ class SiteRound:
     holds: bool = False
     since: float = 0.0
     handed_to: PeerId | None = None
-    passed_on: bool = False
+    passed_to: PeerId | None = None
     takes_back: bool = False
     offered: set[PeerId] = field(default_factory=set)
 
     def begin(self, base: bytes) -> None:
         """The round after the value of this hash begins, or begins again."""
         if base != self.base:
-            self.base, self.handed_to, self.offered = base, None, set()
-            self.passed_on = self.takes_back = False
+            self.base, self.handed_to, self.passed_to, self.offered = base, None, None, set()
+            self.takes_back = False
         self.let_go()
 
     def hold(self, work: object, now: float) -> None:
