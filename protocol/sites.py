@@ -4,7 +4,7 @@
 
     of one site, by PeerId: H < J < K, all of which train
     J, K   ── contribution ─────────────────►  H     fetches them, and contributes the mean of all, by their tokens
-    J, K   ◄── taken ────────────────────────  H     once its own is on disk
+    J, K   ◄── taken ────────────────────────  H     once they are in its own
     J, K   ── Ready(observer, delegate H) ──►  all   a plan gives them weight zero, no chunk, and nobody's finals
     J, K   ◄── finals ───────────────────────  H     once H has all of them; from others where it does not come to that
 
