@@ -10,8 +10,9 @@
 
 So of n nodes in m places the uplinks carry what m nodes would, and n vote. The **delegate** of a site is, of its
 members that are still training, the first by PeerId: each works that out by itself, and where two differ one is refused
-and contributes by itself. It waits for the others of its site for WAIT_SHARE of the grace at most, and they for it,
-and none until more of the round's grace is over: then they take back what they offered, and contribute it themselves.
+and contributes by itself. It waits for the others of its site, and they for it, for WAIT_SHARE of the grace: from when
+they are ready, or from when the round's grace begins, if that was before. Then they take back what they offered, and
+contribute it themselves.
 
 What is handed over is counted once. The delegate says whether it has it, from its disk after a restart. Where it says
 nothing, since it died or cannot be reached, it counts as taken if it had asked for all of it: it may then count, and is
