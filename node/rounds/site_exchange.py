@@ -101,12 +101,17 @@ class OfferedWork:
 
 @dataclass(slots=True)
 class _Round:
-    """What is handed over in one round. over: whose work is in this node's contribution; None until that is known."""
+    """What is handed over in one round.
+
+    taking: whose work is in the contribution that this node is making. over: whose is in the one that it made; None
+    until that is known.
+    """
 
     base: bytes = b""
     form: tuple[str, int, int] = ("", 0, 0)
     handed: dict[PeerId, HandedWork] = field(default_factory=dict)
     heard: set[PeerId] = field(default_factory=set)
+    taking: frozenset[PeerId] = frozenset()
     over: frozenset[PeerId] | None = None
     ended: trio.Event = field(default_factory=trio.Event)
 
@@ -177,6 +182,7 @@ class SiteExchange:
         tokens: of this node's own. Nobody's count for more than `weight_cap` times the median of the site.
         """
         works = [] if self._round.over is not None else sorted(self._round.handed.items())
+        self._round.taking = frozenset(peer for peer, _ in works)
         all_tokens = {PeerId(""): tokens, **{peer: work.tokens for peer, work in works}}
         capped = capped_tokens(all_tokens, weight_cap)
         return [replace(work, tokens=capped[peer]) for peer, work in works]
@@ -197,7 +203,7 @@ class SiteExchange:
         if isinstance(request, HandOverOffer):
             taken = await self._take(peer, request)
         else:
-            taken = self._let_go(peer, request.base)
+            taken = await self._let_go(peer, request.base)
         await stream.send(canonical(HandOverAnswer(taken=taken)), deadline_s=OFFER_DEADLINE_S)
         await stream.aclose()
 
@@ -218,10 +224,12 @@ class SiteExchange:
             await round.ended.wait()
         return round.over is not None and peer in round.over
 
-    def _let_go(self, peer: PeerId, base: bytes) -> bool:
-        """A peer takes back what it offered; whether that is too late."""
+    async def _let_go(self, peer: PeerId, base: bytes) -> bool:
+        """A peer takes back what it offered; whether that is too late, as soon as that is known."""
         round = self._round
-        if base == round.base and round.over is None:
+        if base == round.base and peer in round.taking:
+            await round.ended.wait()
+        elif base == round.base and round.over is None:
             round.handed.pop(peer, None)
             round.heard.discard(peer)
         return self._has(peer, base)

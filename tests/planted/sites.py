@@ -91,6 +91,12 @@ SITES: tuple[Bug, ...] = (
         "pass",
     ),
     bug(
+        "what is taken back while the mean is made is said not to be in it",
+        f"{EXCHANGE}::test_what_is_taken_back_while_the_mean_is_made_waits_for_what_comes_of_that",
+        "if base == round.base and peer in round.taking:",
+        "if False:",
+    ),
+    bug(
         "what a delegate that is gone had all of is contributed again",
         f"{EXCHANGE}::test_of_a_delegate_that_is_gone_what_it_had_all_of_counts_as_taken",
         "offer.taken = all_asked if taken is None else taken",

@@ -169,6 +169,19 @@ async def test_what_is_taken_back_in_time_is_in_no_mean_and_after_that_it_is_sai
         assert await second.exchange.outcome(BASE) is False
 
 
+@pytest.mark.parametrize("comes_true", [True, False])
+async def test_what_is_taken_back_while_the_mean_is_made_waits_for_what_comes_of_that(comes_true: bool) -> None:
+    async with ends("a", "a") as (delegate, second):
+        await second.hand_over(delegate)
+        works = delegate.exchange.take(100, CAP)
+        second.exchange.take_back()
+        await trio.sleep(0.3)  # it has been heard by then
+        assert not second.put
+        delegate.exchange.contributed([work.peer for work in works] if comes_true else ())
+        await until(lambda: second.put)
+        assert second.put == [HandedOver(BASE, taken=comes_true)]
+
+
 async def test_a_delegate_that_is_a_round_ahead_still_says_what_it_took_in_the_round_before() -> None:
     async with ends("a", "a") as (delegate, second):
         await second.hand_over(delegate)
