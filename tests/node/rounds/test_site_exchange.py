@@ -174,8 +174,15 @@ async def test_what_is_taken_back_while_the_mean_is_made_waits_for_what_comes_of
     async with ends("a", "a") as (delegate, second):
         await second.hand_over(delegate)
         works = delegate.exchange.take(100, CAP)
+        heard, let_go = trio.Event(), delegate.exchange._let_go
+
+        async def noting(peer: PeerId, base: bytes) -> bool:
+            heard.set()
+            return await let_go(peer, base)
+
+        delegate.exchange._let_go = noting  # type: ignore[method-assign]
         second.exchange.take_back()
-        await trio.sleep(0.3)  # it has been heard by then
+        await heard.wait()
         assert not second.put
         delegate.exchange.contributed([work.peer for work in works] if comes_true else ())
         await until(lambda: second.put)
