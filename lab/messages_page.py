@@ -83,7 +83,8 @@ def render(found: Mapping[str, str]) -> str:
             continue
         form, _, text = text.partition(" (")
         fields = _fields(text)
-        module, line = _told(name, fields)
+        later = [other.removeprefix(f"{name}.") for other in found if other.startswith(f"{name}.")]
+        module, line = _told(name, [*fields, *later])
         lines += ["", f"### {name}", "", f"{escaped(line)}. *{_shown(module)}*" if line else f"*{_shown(module)}*", ""]
         lines += [f"{form.capitalize()}:" if fields else f"{form.capitalize()}, without fields.", ""]
         lines += [f"* `{field}`" for field in fields]
