@@ -520,7 +520,7 @@ class Member:
             yield Contribute(event.work, alone=False)  # it is carried on, until a round counts it
         if machine is None or machine.round != event.round or (self.leaving and machine.holds_alone()):
             return
-        if self._site.passed_on:
+        if self._site.passed_to is not None:
             return
         self._site.hold(event.work, self._now)
         yield from self._contribute(machine)
@@ -562,10 +562,10 @@ class Member:
         machine, delegate = self.machine, self._site.handed_to
         if machine is None or delegate is None or event.base != self._site.base or not self._here.made:
             return
-        self._site.handed_to, self._site.passed_on = None, event.taken
+        self._site.handed_to, self._site.passed_to = None, delegate if event.taken else None
         if event.taken:
             yield PassOn()
-            ready = msgspec.structs.replace(self._absent(OBSERVER), delegate=delegate)
+            ready = self._absent(OBSERVER)
         else:
             ready = yield KeepOwn()
         yield from self._carry_out(machine.ready(ready, self._now))
@@ -921,7 +921,7 @@ class Member:
     @property
     def _has_given(self) -> bool:
         """True if its contribution to the round under way is made, and here, or with its delegate."""
-        return self._here.made or self._site.passed_on
+        return self._here.made or self._site.passed_to is not None
 
     @property
     def _trains_nothing(self) -> bool:
@@ -942,7 +942,9 @@ class Member:
     def _absent(self, role: str) -> Ready:
         """The announcement that there is no contribution, or none yet; where the trainer is stuck, as an observer's."""
         self._announced_stuck = role == TRAINING and self._here.stuck
-        return absent_ready(OBSERVER if self._announced_stuck else role, self._head, self._here.digest)
+        absent = absent_ready(OBSERVER if self._announced_stuck else role, self._head, self._here.digest)
+        named = role == OBSERVER and self._site.passed_to is not None  # also where it pauses, or leaves
+        return msgspec.structs.replace(absent, delegate=self._site.passed_to) if named else absent
 
     def _recent_members(self) -> frozenset[PeerId]:
         """Members of the last rounds, who may come back as contributors; of those outside, whom the chain calls."""

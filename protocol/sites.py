@@ -4,14 +4,15 @@
 
     of one site, by PeerId: H < J < K, all of which train
     J, K   ── contribution ─────────────────►  H     fetches them, and contributes the mean of all, by their tokens
-    J, K   ◄── taken ────────────────────────  H     once its own is on disk
+    J, K   ◄── taken ────────────────────────  H     once they are in its own
     J, K   ── Ready(observer, delegate H) ──►  all   a plan gives them weight zero, no chunk, and nobody's finals
     J, K   ◄── finals ───────────────────────  H     once H has all of them; from others where it does not come to that
 
 So of n nodes in m places the uplinks carry what m nodes would, and n vote. The **delegate** of a site is, of its
 members that are still training, the first by PeerId: each works that out by itself, and where two differ one is refused
-and contributes by itself. It waits for the others of its site for WAIT_SHARE of the grace at most, and they for it,
-and none until more of the round's grace is over: then they take back what they offered, and contribute it themselves.
+and contributes by itself. It waits for the others of its site, and they for it, for WAIT_SHARE of the grace: from when
+they are ready, or from when the round's grace begins, if that was before. Then they take back what they offered, and
+contribute it themselves.
 
 What is handed over is counted once. The delegate says whether it has it, from its disk after a restart. Where it says
 nothing, since it died or cannot be reached, it counts as taken if it had asked for all of it: it may then count, and is
@@ -101,7 +102,7 @@ class SiteRound:
     """A member's part in its site, in one round; what it knows of the others of its site is given to it each time.
 
     work: what its trainer made, where it `holds` it until others of the site hand over theirs. handed_to: who was
-    offered it, and has not answered. passed_on: that one has it.
+    offered it, and has not answered. passed_to: who has it.
     """
 
     me: PeerId
@@ -110,15 +111,15 @@ class SiteRound:
     holds: bool = False
     since: float = 0.0
     handed_to: PeerId | None = None
-    passed_on: bool = False
+    passed_to: PeerId | None = None
     takes_back: bool = False
     offered: set[PeerId] = field(default_factory=set)
 
     def begin(self, base: bytes) -> None:
         """The round after the value of this hash begins, or begins again."""
         if base != self.base:
-            self.base, self.handed_to, self.offered = base, None, set()
-            self.passed_on = self.takes_back = False
+            self.base, self.handed_to, self.passed_to, self.offered = base, None, None, set()
+            self.takes_back = False
         self.let_go()
 
     def hold(self, work: object, now: float) -> None:

@@ -3,7 +3,7 @@
     one of the site                                        its delegate
       HandOverOffer(base, root, tokens, …)  ───────────►   of its site? of this round, in this form, not too late?
                                             ◄─ lanes ───   all chunks, each checked against the root
-      HandOverAnswer(taken)                 ◄───────────   once its own contribution, with this in it, is on disk
+      HandOverAnswer(taken)                 ◄───────────   once it is in the contribution of its own, or is not
 
       TakeBackOffer(base)                   ───────────►   it will not be taken any more,
       HandOverAnswer(taken)                 ◄───────────   unless it is in the contribution already

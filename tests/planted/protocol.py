@@ -1669,8 +1669,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "a round waits for ever for members whose trainers are stuck",
         "tests/protocol/test_following.py"
         "::test_no_round_waits_for_ever_for_members_whose_trainers_are_stuck_and_they_count_again_when_they_are_not",
-        "return absent_ready(OBSERVER if self._announced_stuck else role, self._head, self._here.digest)",
-        "return absent_ready(role, self._head, self._here.digest)",
+        "absent = absent_ready(OBSERVER if self._announced_stuck else role, self._head, self._here.digest)",
+        "absent = absent_ready(role, self._head, self._here.digest)",
     ),
     bug(
         "who was stuck is waited for no more",

@@ -38,7 +38,7 @@ SITES: tuple[Bug, ...] = (
     bug(
         "who passed on its work may contribute it again in the round",
         f"{MEMBERS}::test_who_passed_on_its_work_trains_and_contributes_nothing_more_in_the_round",
-        "return self._here.made or self._site.passed_on",
+        "return self._here.made or self._site.passed_to is not None",
         "return self._here.made",
     ),
     bug(

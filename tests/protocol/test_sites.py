@@ -199,6 +199,15 @@ def test_who_handed_over_observes_and_names_its_delegate() -> None:
     assert (ready.role, ready.delegate, ready.tokens) == (OBSERVER, mate_of(here), 0)
 
 
+def test_who_passed_on_its_work_names_its_delegate_also_when_it_pauses() -> None:
+    here = handed_over()
+    here.results[PassOn] = lambda effect: setattr(here, "made", False)
+    here.feed(HandedOver(here.chain.head.hash, taken=True))
+    asked = here.feed(SetPaused(True))
+    (ready,) = (effect.message for effect in asked if hasattr(effect, "message") and isinstance(effect.message, Ready))
+    assert (ready.role, ready.delegate) == (OBSERVER, mate_of(here))
+
+
 def test_who_is_refused_contributes_by_itself() -> None:
     here = handed_over()
     asked = here.feed(HandedOver(here.chain.head.hash, taken=False))
