@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,9 @@ ROUND = 2
 honest_make = Contributions.make
 
 
-def make(self: Contributions, round: int, number: int, tokens: int, pseudo_gradient: F32, *, base: bytes) -> Made:
+def make(self: Contributions, round: int, number: int, tokens: int, pseudo_gradient: F32, **more: Any) -> Made:
     """As if nothing were wrong with it."""
-    made = honest_make(self, round, number, tokens, pseudo_gradient, base=base)
+    made = honest_make(self, round, number, tokens, pseudo_gradient, **more)
     if round == ROUND:
         self.made = made = replace(made, encoded=infinite(made.encoded))
     return made

@@ -30,10 +30,17 @@ def newcomer(swarm: Swarm, name: str, what: str | Path = "") -> Node:
 
 
 def goes_on(node: Node, after: int = 2) -> int:
-    """Wait for some rounds more than a node has certified; the round of the last of them."""
-    last = max((event["round"] for event in node.events("certified")), default=0) + after
-    node.certified(last)
-    return last
+    """Wait for some rounds more than a node has certified; the round of the last of them.
+
+    One of them it may have had from others, having come amid it.
+    """
+
+    def newest() -> int:
+        return max((event["round"] for event in node.events("certified")), default=0)
+
+    last = newest() + after
+    eventually(lambda: newest() >= last, f"{node.folder.name} has certified round {last}, or a later one")
+    return newest()
 
 
 def votes_of(*nodes: Node) -> list[tuple[str, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -103,12 +104,18 @@ def assert_drawn_by(folder: Path, groups: list[RolloutGroup]) -> None:
             assert torch.allclose(found, torch.tensor(drawn.values()), atol=1e-4)
 
 
-def of_the_newest(sampler: Node) -> tuple[Path, list[RolloutGroup]] | None:
-    """The folder of the policy that the engine was handed last, and the sampler's groups that name it, if any."""
+def of_the_newest(sampler: Node, copies: Path) -> tuple[Path, list[RolloutGroup]] | None:
+    """A copy of the policy that the engine was handed last, and the sampler's groups that name it, if any.
+
+    A round under way when the trainers paused may put another in its place meanwhile.
+    """
     for folder in (sampler.folder / "rollouts" / "agent" / "engine").glob("*"):
         groups = [group for group in shared_by(sampler, sampler) if group.policy_version == int(folder.name)]
         if groups:
-            return folder / EXPORT_FOLDER, groups
+            try:
+                return shutil.copytree(folder / EXPORT_FOLDER, copies / folder.name, dirs_exist_ok=True), groups
+            except (FileNotFoundError, shutil.Error):
+                return None
     return None
 
 
@@ -157,7 +164,10 @@ def test_an_engine_is_handed_each_certified_policy_and_again_when_it_was_killed(
         assert began_with not in set().union(*named.values())
         for trainer in (first, second):
             trainer.ask("pause")
-        newest = eventually(lambda: of_the_newest(sampler), "groups of the policy that the engine was handed last")
+        copies = tmp_path / "copies"
+        newest = eventually(
+            lambda: of_the_newest(sampler, copies), "groups of the policy that the engine was handed last"
+        )
         assert_drawn_by(*newest)
         rewards = [event["reward"] for event in first.events("rollouts") if event["reward"] is not None]
         print(json.dumps({"rounds": rounds, "groups": len(groups), "policies": len(named), "reward": rewards[-1]}))
