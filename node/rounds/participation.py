@@ -190,12 +190,12 @@ class Participation:
             return absent_ready(OBSERVER, self._state_store.head, self._state_store.digest)
         finally:
             await self._training_client.give_back_contribution()
-        self._p.log.contributed(event, made.tokens - sum(work.tokens for work in handed))
         if delegate is None:
             await self._keep(made, alone=alone)
         else:
             await self._p.resumption.forget_midway()
         site.contributed(made.handed)
+        self._p.log.contributed(event, made.tokens - sum(work.tokens for work in handed))
         return self._ready(made)
 
     async def _keep(self, made: Made, *, alone: bool) -> None:
