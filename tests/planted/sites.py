@@ -7,7 +7,6 @@ from tests.planted.bugs import Bug, bug
 MEMBERS = "tests/protocol/test_sites.py"
 EXCHANGE = "tests/node/rounds/test_site_exchange.py"
 REDUCING = "tests/node/rounds/test_reducing_delegates.py"
-SIMULATED = "tests/lab/simulate/test_sites.py"
 BOX = "tests/node/test_sites_in_a_box.py"
 
 SITES: tuple[Bug, ...] = (
@@ -105,7 +104,7 @@ SITES: tuple[Bug, ...] = (
     ),
     bug(
         "who handed over trains again when its trainer begins anew",
-        f"{SIMULATED}::test_who_handed_over_trains_no_more_in_the_round_although_its_trainer_begins_anew",
+        f"{MEMBERS}::test_who_passed_on_its_work_trains_and_contributes_nothing_more_in_the_round",
         "if (self.machine is not None or self.follows_head) and not (self._has_given or self._trains_nothing):",
         "if (self.machine is not None or self.follows_head) and not (self._here.made or self._trains_nothing):",
     ),
