@@ -204,11 +204,12 @@ class Residuals:
         """
         head = peer.disk.ledger.head
         for given in reversed(self._announced.get((peer.id, made.round % self._fragments), [])):
-            if given.made.base == made.base and self._is_passed_on(given):  # and then it trained again
+            ended_by = None if given.made.base == made.base else self._ended_by(given.made, head)
+            if ended_by is None and self._is_passed_on(given) and self._stands(given.made, head):
+                # It trained again in the round, or that went back: what encoding lost stands on a state that stands.
                 yield _Last(given, head, self._included(given.made, peer.id, head))
                 if given.life == peer.life:
                     return
-            ended_by = None if given.made.base == made.base else self._ended_by(given.made, head)
             if ended_by is not None:
                 yield _Last(given, ended_by, self._included(given.made, peer.id, ended_by))
                 if given.life == peer.life or not self._is_unsaid(given):
@@ -225,6 +226,10 @@ class Residuals:
         """True if nobody was told of it, so that no round can have counted it."""
         elsewhere = _work(given.made) in self._said or _work(given.made) in self._together
         return given.made.encoded.root in self._unsaid or not elsewhere
+
+    def _stands(self, made: Made, head: Value) -> bool:
+        """True if the state on which it was made is one of the chain up to `head`."""
+        return self._judge.origin(self._judge.values[made.base]) in self._judge.branch(head)
 
     def _ended_by(self, made: Made, head: Value) -> Value | None:
         """Find what ended the round that it was for, in the chain up to `head`; None if that chain abandoned it."""

@@ -129,7 +129,7 @@ def test_who_handed_over_trains_no_more_in_the_round_although_its_trainer_begins
     assert len(bases) == len(set(bases)) >= 4
 
 
-@pytest.mark.parametrize("seed", [2, 7, 14, 16, 21, 34, 50, 299, 361])
+@pytest.mark.parametrize("seed", [2, 7, 14, 16, 21, 34, 50, 299, 361, 6129, 6146, 6262])
 def test_random_faults_have_nothing_counted_twice_or_lost(seed: int) -> None:
     outcome = run_scenario(with_sites(random_scenario(seed)))
     assert (outcome.violation, outcome.detail) == ("", "")
