@@ -175,7 +175,7 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class TakeBack:
-    """What was offered the delegate is to be taken back, unless it has it in its contribution: `HandedOver` says so."""
+    """Take back what was offered the delegate, unless that has it in its contribution: `HandedOver` says so."""
 
 
 @dataclass(frozen=True, slots=True)

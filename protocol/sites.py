@@ -23,8 +23,8 @@ A node says its site in its record, as a capability that follows from the site's
 peer that does not know the name can copy it from nobody; where strangers may come it is chosen like a password, since
 who knows it has a say in what the site contributes: of tokens no more than `weight_cap` times the median of the site.
 
-Sans-IO. Source: two levels as in Blink or NCCL's trees are of sums; here the lower level is a mean that one node
-contributes, so that what is certified stays one sum in one order.
+Sans-IO. Two levels of sums, as in NCCL's trees, would change what is certified; the lower level here is a mean that one
+node contributes, so that there is one sum still, in one order.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class HandOverOffer(Message, frozen=True, kw_only=True):
 
 
 class TakeBackOffer(Message, frozen=True, kw_only=True):
-    """What was offered for the round after the value of hash `base` is not to be taken any more."""
+    """The sender takes back what it offered for the round after the value of hash `base`."""
 
     base: Hash
 
@@ -127,12 +127,12 @@ class SiteRound:
         self.work, self.holds, self.since = work, True, now
 
     def let_go(self) -> object:
-        """What was held; it is held no more."""
+        """Hold it no more. Returns what was held."""
         work, self.work, self.holds = self.work, None, False
         return work
 
     def delegate(self, training: Iterable[PeerId]) -> PeerId | None:
-        """Whom to hand over to; None if it is this node. training: those of the site who do, this node or not."""
+        """The member to hand over to; None if it is this node. training: those of the site who do, this node or not."""
         first = min({*training, self.me})
         return None if first == self.me else first
 
@@ -147,7 +147,7 @@ class SiteRound:
         return not self._is_late(now, wait_s, half_ready_at) and bool(self.awaited(training))
 
     def hand_over(self, delegate: PeerId, now: float) -> None:
-        """What was made is offered the delegate."""
+        """Note that what was made is offered the delegate."""
         self.handed_to, self.since, self.takes_back = delegate, now, False
 
     def is_to_take_back(self, now: float, wait_s: float, half_ready_at: float | None) -> bool:

@@ -126,7 +126,7 @@ class SitesRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def round_mb(self) -> float:
-        """What all uplinks carry a round, in MB."""
+        """Bytes that all uplinks carry a round, in MB."""
         return sum(self.uplink_bytes) / 1e6
 
 

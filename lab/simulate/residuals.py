@@ -157,7 +157,7 @@ class Residuals:
         self._announced.setdefault((peer.id, made.round % self._fragments), []).append(given)
 
     def passed_on(self, made: Made) -> None:
-        """Who made this holds that its delegate has it."""
+        """Its maker holds that the delegate has it."""
         self._passed_on.add(_work(made))
 
     def _check_on_the_way(self, peer: SimulatedPeer, last: _Last | None) -> None:

@@ -87,7 +87,7 @@ class Copying:
             self._begin(self._copy)
 
     def _donors(self, delegate: PeerId, now: float, closed_to: Collection[PeerId]) -> list[PeerId]:
-        """Who has all finals, for one whose delegate is this."""
+        """Peers to copy all finals from, for a node with this delegate."""
         complete = [peer for peer in self.complete_at if peer not in closed_to]
         took_s, waited_s = self._looked_since.note(True, now), self._complete_since.note(bool(complete), now)
         if delegate in complete and not self._delegate_failed:

@@ -211,7 +211,7 @@ class Participation:
         self._p.site.hand_over(delegate, self.made)
 
     async def take_back(self) -> None:
-        """What was offered the delegate is not to be taken any more."""
+        """Take back what was offered the delegate."""
         self._p.site.take_back()
         await trio.lowlevel.checkpoint()
 

@@ -101,7 +101,7 @@ class OfferedWork:
 
 @dataclass(slots=True)
 class _Round:
-    """What is handed over in one round.
+    """Works that are handed over in one round.
 
     taken: of whom the contribution that is being made has it; None before. over: who is in it; None until it is made.
     """
@@ -115,8 +115,8 @@ class _Round:
 
 
 class HandedIn:
-    """What others of the site hand over to this node, in the round under way; who was in its contribution to the one
-    before, it knows too. Nobody waits for anything here. Sans-IO.
+    """Works that others of the site hand over to this node in the round under way, and who was in its contribution to
+    the one before. Nobody waits for anything here. Sans-IO.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ def offered_chunk(offer: HandOverOffer, chunk: int, payload: U8, peer: PeerId) -
 
 @dataclass(slots=True)
 class _Offer:
-    """What this node offers its delegate. taken: what came of it; None until that is known, and `ended` is set."""
+    """Contribution that this node offers its delegate. taken: what came of it; None until that is known, and `ended` is set."""
 
     delegate: PeerId
     made: Made
@@ -381,7 +381,7 @@ class SiteExchange:
             self.put(HandedOver(offer.made.base, offer.taken))
 
     async def _answered(self, offer: _Offer) -> bool | None:
-        """What the delegate answers; None if it answers nothing."""
+        """Answer of the delegate; None if it answers nothing."""
         request = offer_of(offer.made)
         answers: list[bool] = []
         async with trio.open_nursery() as nursery:
