@@ -43,7 +43,7 @@ AGAIN_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Offer:
-    """Contribution that a peer offers. taken: what came of it; None until that is known. answered: the delegate said so."""
+    """An offer of a peer. taken: what came of it; None until that is known. answered: the delegate said so."""
 
     delegate: int
     made: Made

@@ -205,7 +205,7 @@ def offered_chunk(offer: HandOverOffer, chunk: int, payload: U8, peer: PeerId) -
 
 @dataclass(slots=True)
 class _Offer:
-    """Contribution that this node offers its delegate. taken: what came of it; None until that is known, and `ended` is set."""
+    """An offer to the delegate. taken: what came of it; None until that is known, and `ended` is set."""
 
     delegate: PeerId
     made: Made
