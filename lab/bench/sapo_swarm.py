@@ -139,7 +139,7 @@ class MemberSharing:
         """Announce the groups whose rewards vary; from the others nobody learns anything."""
         sealed = []
         for group in groups:
-            self._judge.note_own(group.texts)
+            self._judge.note_own(group.task, group.texts)
             if len(set(group.rewards)) == 1:
                 continue
             announcement, data = announced(group, self.peer_id)

@@ -176,7 +176,6 @@ class Agent:
             self.learner.policy,
             past,
             swarm_id=self._begin.swarm_id,
-            completion_tokens=self._begin.rollouts.completion_tokens,
             together=self._begin.rollouts.local * self._begin.rollouts.group_size,
         )
         self._sharing.replay_by(replayer.replay, lambda: replayer.rounds)

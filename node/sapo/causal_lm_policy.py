@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.node.sapo.policies import PolicyLimits
-from shoal.node.sapo.policy import Rollout, Sample, completion_mask, extend_together, spans_of
+from shoal.node.sapo.policy import Rollout, Sample, completion_mask, drawn_mask, extend_together, spans_of
 from shoal.node.training.devices import pick_device
 from shoal.node.workload import check_whole
 from shoal.node.workloads.causal_lm_model import EXPORT_FOLDER, find_model, load_model, load_tokenizer
@@ -31,6 +31,8 @@ from shoal.protocol.manifest_rollouts import COMPLETION_TOKENS_LIMIT
 RANK_LIMIT: Final = 1024
 ALPHA_LIMIT: Final = 1 << 16
 PROMPT_LIMIT: Final = 1 << 20
+_SAID: Final = "It was said."
+"""Stands for a model's turn; in no template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,11 @@ class CausalLMPolicy:
         model: Any = self.model
         return int(model.get_output_embeddings().weight.shape[0])
 
+    @property
+    def completion_limit(self) -> int:
+        """See `Policy`."""
+        return self.settings.completion_tokens
+
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """The question as a user's turn where there is a chat template, else as it is."""
         if self._tokenizer.chat_template:
@@ -119,6 +126,11 @@ class CausalLMPolicy:
         if not self._special.isdisjoint(ids):
             return None
         return (*ids, self._end)[: self.settings.completion_tokens]
+
+    def encode_reply(self, text: str) -> tuple[int, ...]:
+        """A user's turn after one of the model's, where there is a chat template; else a line of its own."""
+        text = _between_turns(self._tokenizer, text) if self._tokenizer.chat_template else f"\n{text}\n"
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) or (self._end,)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See `Policy`: special tokens have no text."""
@@ -151,7 +163,8 @@ class CausalLMPolicy:
         """See `Policy`."""
         present = completion_mask(samples).to(self.device)
         logs, targets = self._log_probs(samples, present)
-        return torch.where(present, logs.gather(2, targets[:, :, None])[:, :, 0], 0.0).cpu()
+        drawn = drawn_mask(samples).to(self.device)
+        return torch.where(drawn, logs.gather(2, targets[:, :, None])[:, :, 0], 0.0).cpu()
 
     @torch.no_grad()
     def drawn_by(self, samples: Sequence[Sample]) -> torch.Tensor:
@@ -229,6 +242,21 @@ class _Batch:
         self._mask = functional.pad(self._mask, (0, 1), value=1)
         logits, self._cache = policy._forward(tokens.to(policy.device), self._mask, cache=self._cache, keep=1)
         return policy._log_softmax(logits[:, -1]).cpu()
+
+
+def _between_turns(tokenizer: Any, text: str) -> str:
+    """What a chat template writes from the end of a model's turn to its next one, around a user's `text`.
+
+    The end token, which the model drew, is not written again. A template that leaves out what was said earlier gives
+    the user's turn alone.
+    """
+    asked = {"role": "user", "content": text}
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}, asked]
+    written: str = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    _, said, after = written.partition(_SAID)
+    if not said:
+        after = tokenizer.apply_chat_template([asked], add_generation_prompt=True, tokenize=False)
+    return after.removeprefix(tokenizer.eos_token)
 
 
 def _with_adapters(model: nn.Module, settings: CausalLMSettings, *, seed: int) -> nn.Module:

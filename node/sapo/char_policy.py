@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from shoal.node.sapo.policies import PolicyLimits
-from shoal.node.sapo.policy import Batch, Rollout, Sample, completion_mask, extend_together, spans_of
+from shoal.node.sapo.policy import Batch, Rollout, Sample, completion_mask, drawn_mask, extend_together, spans_of
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.node.workload import check_whole
 from shoal.node.workloads.gpt import LAYOUTS, SIZES, Cache, Gpt, GptSettings, Style
@@ -106,6 +106,11 @@ class CharPolicy:
         """See `Policy`."""
         return self.settings.gpt.vocabulary
 
+    @property
+    def completion_limit(self) -> int:
+        """See `Policy`."""
+        return self.settings.completion_tokens
+
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """The last characters of the question, and the token that asks."""
         return (*(self._ids.get(char, UNKNOWN) for char in text[-self.settings.prompt_chars :]), ASK)
@@ -116,6 +121,10 @@ class CharPolicy:
         if UNKNOWN in ids:
             return None
         return (*ids, END)[: self.settings.completion_tokens]
+
+    def encode_reply(self, text: str) -> tuple[int, ...]:
+        """The characters, and the token that asks."""
+        return (*(self._ids.get(char, UNKNOWN) for char in text), ASK)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The characters; special tokens have none."""
@@ -148,7 +157,7 @@ class CharPolicy:
         """See `Policy`."""
         mask = completion_mask(samples)
         logs, targets = self._forward(samples, mask)
-        return torch.where(mask, logs.gather(2, targets[:, :, None])[:, :, 0], 0.0)
+        return torch.where(drawn_mask(samples), logs.gather(2, targets[:, :, None])[:, :, 0], 0.0)
 
     @torch.no_grad()
     def drawn_by(self, samples: Sequence[Sample]) -> torch.Tensor:

@@ -129,7 +129,7 @@ class DaemonSharing:
             except LocalError as error:
                 logger.warning("a group is not shared: %s", error)
                 continue
-            self._judge.note_own(group.texts)
+            self._judge.note_own(group.task, group.texts)
             self._line.send(Made(announcement=announcement, group=encoded, rewards=group.rewards))
             self._line.send(Asked(digest=announcement.digest, question=group.task.question))
         self._line.rest()

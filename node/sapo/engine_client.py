@@ -91,11 +91,12 @@ class EngineClient:
         self._pauses = Backoff(PAUSE_S, PAUSE_LIMIT_S)
         self._is_plain = False
 
-    def group(self, prompt: Prompt, count: int, seed: int) -> Reply | None:
+    def group(self, prompt: Prompt, count: int, seed: int, *, max_tokens: int | None = None) -> Reply | None:
         """Draw `count` completions of `prompt`, all by one policy; None if the engine does not manage. Raises Stopped.
 
-        seed: of the first completion; the others' follow it.
+        seed: of the first completion; the others' follow it. max_tokens: of each, if fewer than usual.
         """
+        most = self._max_tokens if max_tokens is None else max_tokens
         came: list[Completion] = []
         policy, tokens, faults, changes = "", 0, 0, 0
         asked_s = 0.0
@@ -105,8 +106,8 @@ class EngineClient:
                 return None
             began = time.monotonic()
             try:
-                wanted = min(count - len(came), together(self._max_tokens))
-                reply = self._ask(prompt, wanted, (seed + len(came)) % SAMPLING_SEEDS)
+                wanted = min(count - len(came), together(most))
+                reply = self._ask(prompt, wanted, (seed + len(came)) % SAMPLING_SEEDS, most)
             except NetworkError as error:
                 self._pause(error)
                 continue
@@ -156,11 +157,11 @@ class EngineClient:
         if self._stopping.wait(pause_s):
             raise Stopped
 
-    def _ask(self, prompt: Prompt, count: int, seed: int) -> Reply:
+    def _ask(self, prompt: Prompt, count: int, seed: int, max_tokens: int) -> Reply:
         """Ask once. Raises NetworkError where it is worth asking again, RemoteError where the answer is no good."""
         request = CompletionsRequest(
             prompt=prompt,
-            max_tokens=self._max_tokens,
+            max_tokens=max_tokens,
             temperature=self._temperature,
             top_p=1.0,
             seed=seed,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from shoal.node.sapo.policy_export import ExportingPolicy
 from shoal.node.sapo.sampler_process import IN_FLIGHT, Sampler
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskSource
+from shoal.node.sapo.turns import context_of
 from shoal.node.state.store import disk_errors
 from shoal.node.workloads.causal_lm_model import EXPORT_FOLDER
 from shoal.protocol.errors import ConfigError, LocalError
@@ -94,9 +96,9 @@ class FollowingSampler(Sampler):
         self._policy = self._client.load((folder / EXPORT_FOLDER).absolute(), version)
         self._loaded = version
 
-    def _prompt(self, task: Task) -> Prompt:
+    def _prompt(self, task: Task, said: Sequence[str], replies: Sequence[str]) -> Prompt | None:
         """The tokens that trainers have for it, a chat template's among them."""
-        return self._held.policy.encode_prompt(task.question)
+        return context_of(self._held.policy, task, said, replies)
 
     def _scored(self, task: Task, drawn: Reply) -> JudgedGroup | None:
         if drawn.policy != self._policy:

@@ -1,22 +1,25 @@
 """A task family by its name, and what the tasks of a manifest are drawn from.
 
-Names are those of reasoning-gym (gym.py) and of the entry-point group ``shoal.tasks``; a manifest from a peer can name
-no other code than what is installed here.
+Names are those of reasoning-gym (gym.py), of the dialogues that come with Shoal, and of the entry-point group
+``shoal.tasks``; a manifest from a peer can name no other code than what is installed here.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from shoal.node.named_code import import_class, made
 from shoal.node.sapo.gym import GymFamily
 from shoal.node.sapo.gym_families import OFFERED, REFUSED
+from shoal.node.sapo.higher_lower import HigherLower
 from shoal.node.sapo.tasks import TaskChoice, TaskFamily
 from shoal.protocol.errors import ConfigError, did_you_mean
 from shoal.protocol.manifest_rollouts import TaskEntry
 
 GROUP = "shoal.tasks"
+DIALOGUES: Mapping[str, type[TaskFamily]] = {HigherLower.name: HigherLower}
+"""Those that come with Shoal, by name."""
 
 
 def installed_families() -> tuple[str, ...]:
@@ -29,10 +32,10 @@ def check_name(name: str) -> None:
     if name in REFUSED:
         GymFamily(name)  # says why
     installed = installed_families()
-    if name not in OFFERED and name not in installed:
+    if name not in OFFERED and name not in DIALOGUES and name not in installed:
         own = ", ".join(installed) or "none"
         raise ConfigError(
-            f"unknown task family {name!r}{did_you_mean(name, (*OFFERED, *installed))}; "
+            f"unknown task family {name!r}{did_you_mean(name, (*OFFERED, *DIALOGUES, *installed))}; "
             f"reasoning-gym's are offered by name, and your own by the entry-point group {GROUP!r} (installed: {own})"
         )
 
@@ -42,6 +45,8 @@ def load_family(name: str) -> TaskFamily:
     check_name(name)
     if name in OFFERED:
         return GymFamily(name)
+    if name in DIALOGUES:
+        return DIALOGUES[name].from_name(name)
     (point, *_) = importlib.metadata.entry_points(group=GROUP, name=name)
     what = f"task family {name!r}"
     found = import_class(what, point.value)

@@ -16,6 +16,7 @@ from functools import partial
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Draws, Policy, Rollout
 from shoal.node.sapo.tasks import Task
+from shoal.node.sapo.turns import begun, extend_dialogues, text_of
 from shoal.protocol.rollouts import Drawn, Sampling
 
 AGE_LIMIT_ROUNDS = 64
@@ -37,7 +38,7 @@ class GeneratedGroup:
     @property
     def done(self) -> bool:
         """True once every completion has come to its end."""
-        return all(rollout.done for rollout in self.rollouts)
+        return all(rollout.done and not rollout.open for rollout in self.rollouts)
 
     @property
     def version(self) -> int:
@@ -74,9 +75,11 @@ def rewards_of(
     policy: Policy, tasks: Sequence[Task], *, score: Score, draws: Draws | None = None
 ) -> Sequence[float | None]:
     """The rewards of one completion for each task, None for one that was not scored in time. draws: see `Rollout`."""
-    rollouts = [Rollout(prompt=policy.encode_prompt(task.question), draws=draws) for task in tasks]
-    policy.extend(rollouts)
-    return score([(task, policy.decode(rollout.tokens)) for task, rollout in zip(tasks, rollouts, strict=True)])
+    dialogues = [(task, begun(policy, task)) for task in tasks]
+    for _, rollout in dialogues:
+        rollout.draws = draws
+    extend_dialogues(policy, dialogues)
+    return score([(task, text_of(policy, task, rollout)) for task, rollout in dialogues])
 
 
 class GroupGenerator:
@@ -115,18 +118,15 @@ class GroupGenerator:
             self._under_way.append(self._begin(draw(), round))
         tokens = 0
         if not self._enough(count, round):
-            rollouts = [rollout for group in self._under_way for rollout in group.rollouts]
+            dialogues = [(group.task, rollout) for group in self._under_way for rollout in group.rollouts]
             enough = partial(self._enough, count, round)
-            tokens = self._policy.extend(rollouts, enough=enough)
-            for rollout in rollouts:
-                rollout.note_version(version)
+            tokens = extend_dialogues(self._policy, dialogues, version=version, enough=enough)
         groups = [group for group in self._under_way if group.done][:count]
         self._under_way = [group for group in self._under_way if group not in groups]
         return Generated(groups=tuple(groups), tokens=tokens)
 
     def _begin(self, task: Task, round: int) -> GeneratedGroup:
-        prompt = self._policy.encode_prompt(task.question)
-        rollouts = tuple(Rollout(prompt=prompt) for _ in range(self._group_size))
+        rollouts = tuple(begun(self._policy, task) for _ in range(self._group_size))
         group = GeneratedGroup(task=task, round=round, rollouts=rollouts)
         self._assign(group)
         return group

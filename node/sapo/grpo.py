@@ -51,7 +51,7 @@ def counts(terms: ExternalTerms, advantage: float, *, external: bool, drawn: boo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Completions to train on, a row each, behind whose end nothing counts.
+    """Completions to train on, a row each, of which only tokens that were drawn count.
 
     old: (rows, tokens) float32, log-probabilities under the policy that the ratio is taken against.
     mask: (rows, tokens) bool. advantages: (rows,) float32, zero where the row counts nothing.

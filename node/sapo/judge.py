@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.node.sapo.dialogue import TURN, turns_in
 from shoal.node.sapo.groups import JudgedGroup, all_known
 from shoal.node.sapo.sandbox import TASK_LIMIT_S
 from shoal.node.sapo.sandbox_process import Overdue, limited
@@ -130,9 +131,9 @@ class Judge:
             judged.append(judgement._replace(question=one.task.question))
         return judged
 
-    def note_own(self, texts: Sequence[str]) -> None:
+    def note_own(self, task: Task, texts: Sequence[str]) -> None:
         """Remember completions that this node announced itself: whoever offers them as its own has copied them."""
-        for text in _comparable(texts):
+        for text in _comparable(task, texts):
             self._texts.note(text, None, OWN)
 
     def _scores(self, one: _Opened) -> Sequence[float | None]:
@@ -203,7 +204,7 @@ class Judge:
             )
         if variance <= VARIANCE_LEAST:
             raise RolloutError("rewards that do not vary", reason=Reason.NO_VARIANCE, peer=peer)
-        texts = _comparable(one.group.completions)
+        texts = _comparable(one.task, one.group.completions)
         copied = [text for text in texts if self._texts.is_anothers(text, peer, one.offer.order)]
         if 2 * len(copied) > len(one.group.completions) and len(set(copied)) >= COPIES_LEAST:
             raise RolloutError("completions of somebody else", reason=Reason.COPIED, peer=peer)
@@ -245,7 +246,8 @@ def _known(rewards: Sequence[float | None], origin: PeerId) -> tuple[float, ...]
     return known
 
 
-def _comparable(texts: Sequence[str]) -> list[bytes]:
-    """Fingerprints of the texts that are long enough to be somebody's own."""
-    encoded = (text.encode(errors="replace") for text in texts)
+def _comparable(task: Task, texts: Sequence[str]) -> list[bytes]:
+    """Fingerprints of the texts that are long enough to be somebody's own; of a dialogue, of what was said in it."""
+    own = texts if task.answering is None else [TURN.join(turns_in(text)[0]) for text in texts]
+    encoded = (text.encode(errors="replace") for text in own)
     return [digest_of(text) for text in encoded if len(text) >= COPY_LEAST_BYTES]

@@ -21,6 +21,7 @@ from shoal.node.sapo.groups import JudgedGroup, all_known, mean
 from shoal.node.sapo.judge import Score
 from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.tasks import Task, makeable
+from shoal.node.sapo.turns import text_of
 from shoal.node.sapo.updates import Row, Updater, UpdateSettings, external_rows, own_rows
 from shoal.protocol.errors import LocalError
 
@@ -146,7 +147,7 @@ class Learner:
         update = self._updater.train(current.rows) if self._settings.trains else None
         self.round += 1
         rollouts = [rollout for group in current.generated for rollout in group.rollouts]
-        tokens = sum(len(rollout.tokens) for rollout in rollouts)
+        tokens = sum(rollout.sample.drawn for rollout in rollouts)
         distinct = sum(len({tuple(rollout.tokens) for rollout in group.rollouts}) for group in current.generated)
         return RoundReport(
             round=current.number,
@@ -200,7 +201,7 @@ class Learner:
 
     def _judge(self, generated: Sequence[GeneratedGroup]) -> list[tuple[GeneratedGroup, JudgedGroup]]:
         """Return the groups whose completions were all scored."""
-        texts = [[self.policy.decode(rollout.tokens) for rollout in group.rollouts] for group in generated]
+        texts = [[text_of(self.policy, group.task, rollout) for rollout in group.rollouts] for group in generated]
         scores = iter(
             self._score([(group.task, text) for group, own in zip(generated, texts, strict=True) for text in own])
         )

@@ -17,12 +17,25 @@ Draws = Callable[[int], float]
 """Numbers in [0, 1), by place: the same ones whenever they are asked for, or of chance."""
 
 
+Span = tuple[int, int]
+"""Places of a completion's tokens: from the first, and before the second."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A prompt and a completion, which has at least one token, in the tokens of one policy."""
+    """A prompt and a completion, which has at least one token, in the tokens of one policy.
+
+    given: the spans of a dialogue that its environment said; no policy drew them, and none learns them.
+    """
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
+    given: tuple[Span, ...] = ()
+
+    @property
+    def drawn(self) -> int:
+        """How many tokens a policy drew."""
+        return len(self.completion) - sum(stop - start for start, stop in self.given)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,6 +47,8 @@ class Rollout:
     log_probs: of each token, at the policy's temperature, under the parameters that it was drawn with; they stay as
     they are if a later policy goes on. done: the end token was drawn (it is the last token), or the limit is reached.
     versions: by run of tokens, the version of the policy that drew them and how many they are; kept by `note_version`.
+    given, replies: of a dialogue (`turns.py`), the spans of tokens that its environment said, whose log-probabilities
+    are 0, and in which words. open: it may still answer.
     """
 
     prompt: tuple[int, ...]
@@ -42,6 +57,14 @@ class Rollout:
     log_probs: list[float] = field(default_factory=list)
     done: bool = False
     versions: list[tuple[int, int]] = field(default_factory=list)
+    given: list[Span] = field(default_factory=list)
+    replies: list[str] = field(default_factory=list)
+    open: bool = False
+
+    @property
+    def sample(self) -> Sample:
+        """What there is of it, to train on."""
+        return Sample(prompt=self.prompt, completion=tuple(self.tokens), given=tuple(self.given))
 
     def note_version(self, version: int) -> None:
         """Say that the tokens that are new since the last time were drawn by the policy of this version."""
@@ -59,6 +82,10 @@ class Policy(Protocol):
     def vocabulary(self) -> int:
         """Number of tokens; all are below it."""
 
+    @property
+    def completion_limit(self) -> int:
+        """Tokens of a completion at most, with those that an environment gives."""
+
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Tokens of a question, as the model is asked it (chat template, cut to what fits). At least one."""
 
@@ -68,6 +95,9 @@ class Policy(Protocol):
         The end token follows where the limit has room for it: the reward is that of a text that ends there. A longer
         text is cut at the limit and has no end token.
         """
+
+    def encode_reply(self, text: str) -> tuple[int, ...]:
+        """Tokens of what an environment answers, between the end token of a turn and the next turn. At least one."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a completion's tokens, without the end token."""
@@ -83,7 +113,7 @@ class Policy(Protocol):
     def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
         """Log-probabilities of the completions' tokens at the policy's temperature, with gradient.
 
-        Returns (len(samples), tokens of the longest completion) float32, zero behind each completion's end.
+        Returns (len(samples), tokens of the longest completion) float32, zero where no token was drawn (`drawn_mask`).
         """
 
     def drawn_by(self, samples: Sequence[Sample]) -> torch.Tensor:
@@ -207,6 +237,15 @@ def module_of(policy: Policy) -> nn.Module:
 
 
 def completion_mask(samples: Sequence[Sample]) -> torch.Tensor:
-    """Return where `Policy.log_probs` holds a token: (len(samples), tokens of the longest completion) bool."""
+    """Return where completions have tokens: (len(samples), tokens of the longest completion) bool."""
     lengths = torch.tensor([len(sample.completion) for sample in samples])
     return torch.arange(int(lengths.max()))[None, :] < lengths[:, None]
+
+
+def drawn_mask(samples: Sequence[Sample]) -> torch.Tensor:
+    """Return where completions have tokens that a policy drew, in the shape of `completion_mask`."""
+    mask = completion_mask(samples)
+    for row, sample in enumerate(samples):
+        for start, stop in sample.given:
+            mask[row, start:stop] = False
+    return mask

@@ -19,8 +19,9 @@ import torch
 
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.past_policies import PastPolicies
-from shoal.node.sapo.policy import Policy, Sample
+from shoal.node.sapo.policy import Policy, Sample, drawn_mask
 from shoal.node.sapo.trust import Replayed
+from shoal.node.sapo.turns import given_in
 from shoal.protocol.errors import LocalError
 from shoal.protocol.rollouts import COMPLETION_LIMIT, Reason, RolloutError, assigned_draws
 from shoal.protocol.wire import SwarmId
@@ -36,14 +37,14 @@ class _Claim:
     """A completion as its origin says it was drawn. number: in its group."""
 
     number: int
-    tokens: tuple[int, ...]
+    sample: Sample
 
 
 class Replayer:
     """Goes through others' completions by the policy that they name.
 
-    completion_tokens: the most of one. together: completions that are in memory at once; how many a group has is its
-    origin's to say. chance: which completions are gone through.
+    together: completions that are in memory at once; how many a group has is its origin's to say. chance: which
+    completions are gone through.
     """
 
     def __init__(
@@ -52,14 +53,12 @@ class Replayer:
         past: PastPolicies,
         *,
         swarm_id: SwarmId,
-        completion_tokens: int,
         together: int = COMPLETION_LIMIT,
         chance: random.Random | None = None,
     ) -> None:
         self._policy = policy
         self._past = past
         self._swarm_id = swarm_id
-        self._limit = completion_tokens
         self._together = together
         self._chance = chance or random.SystemRandom()
         ended = policy.encode_completion("")
@@ -80,8 +79,7 @@ class Replayer:
         if group.policy_version not in self._past.rounds:
             raise RolloutError("a policy that is not here (any more)", reason=Reason.STALE, peer=group.origin)
         claims = self._claims(group)
-        prompt = self._policy.encode_prompt(group.task.question)
-        samples = [Sample(prompt=prompt, completion=claim.tokens) for claim in claims]
+        samples = [claim.sample for claim in claims]
         with self._past.standing_on(group.policy_version):
             spans = [
                 span
@@ -93,29 +91,27 @@ class Replayer:
         missed = 0
         for claim, span in zip(claims, spans, strict=True):
             draws = assigned_draws(self._swarm_id, origin, group.round, group.task.ref.index, claim.number)
-            numbers = torch.tensor([draws(place) for place in range(len(claim.tokens))], dtype=torch.float64)
+            numbers = torch.tensor([draws(place) for place in range(len(claim.sample.completion))], dtype=torch.float64)
             span = span[: len(numbers)]
-            missed += int(((numbers < span[:, 0] - TOLERANCE) | (numbers > span[:, 1] + TOLERANCE)).sum())
-        return Replayed(tokens=sum(len(claim.tokens) for claim in claims), missed=missed)
+            outside = (numbers < span[:, 0] - TOLERANCE) | (numbers > span[:, 1] + TOLERANCE)
+            missed += int((outside & drawn_mask([claim.sample])[0]).sum())
+        return Replayed(tokens=sum(claim.sample.drawn for claim in claims), missed=missed)
 
     def _claims(self, group: JudgedGroup) -> list[_Claim]:
         """Choose completions, and return the tokens that they say they have. Raises RolloutError."""
-        size = len(group.texts)
+        size, prompt = len(group.texts), self._policy.encode_prompt(group.task.question)
         chosen = sorted(self._chance.sample(range(size), max(1, size // SHARE)))
         said = group.sampling.drawn if group.sampling is not None else ()
         claims = []
         for number in chosen:
             text = group.texts[number]
             tokens = said[number].ids() if said else ()
-            if not self._is_whole(tokens) or self._policy.decode(tokens) != text:
+            given = None
+            if 0 < len(tokens) <= self._policy.completion_limit and max(tokens) < self._policy.vocabulary:
+                given = given_in(self._policy, group.task, text, tokens, end=self._end)
+            if given is None:
                 raise RolloutError(
                     "tokens that are not those of its texts", reason=Reason.MISLABELLED, peer=group.origin
                 )
-            claims.append(_Claim(number, tokens))
+            claims.append(_Claim(number, Sample(prompt=prompt, completion=tokens, given=given)))
         return claims
-
-    def _is_whole(self, tokens: tuple[int, ...]) -> bool:
-        """True for tokens of the vocabulary that go on to the end or to the limit, as all that is drawn does."""
-        if not tokens or len(tokens) > self._limit or max(tokens) >= self._policy.vocabulary:
-            return False
-        return self._end not in tokens[:-1] and (tokens[-1] == self._end or len(tokens) == self._limit)

@@ -10,6 +10,7 @@ The label of a group, its policy's version, is what the engine said with the com
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from itertools import islice
@@ -18,17 +19,22 @@ from typing import Final
 from shoal.node.option import HostPort
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS
 from shoal.node.sapo.agent_messages import Begin, Ready, RoundReport, Waiting
-from shoal.node.sapo.completions import Prompt, Reply, version_of
+from shoal.node.sapo.completions import Completion, Prompt, Reply, version_of
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, run
+from shoal.node.sapo.dialogue import as_said, transcript
 from shoal.node.sapo.engine_client import EngineClient
 from shoal.node.sapo.groups import JudgedGroup, all_known, mean
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskSource, makeable
 from shoal.protocol.errors import LocalError
-from shoal.protocol.rollouts import Sampling, sampling_seed
+from shoal.protocol.rollouts import COMPLETION_LIMIT, SAMPLING_SEEDS, Sampling, sampling_seed
 
 IN_FLIGHT: Final = 4
 """Groups that are drawn at a time: an engine that batches has some, and one that does not has them wait."""
+REPLY_TOKEN_CHARS: Final = 4
+"""Of what an environment answers, for each token that is left for the policy: the engine alone knows how many it is."""
+TURN_SEEDS: Final = COMPLETION_LIMIT
+"""The seeds of a turn's completions are so far from those of the next."""
 
 
 class Sampler:
@@ -97,10 +103,45 @@ class Sampler:
 
     def _draw(self, task: Task) -> Reply | None:
         seed = sampling_seed(self._begin.swarm_id, self._begin.me, self._round, task.ref.index)
-        return self._client.group(self._prompt(task), self._begin.rollouts.group_size, seed)
+        size = self._begin.rollouts.group_size
+        prompt = self._prompt(task, (), ())
+        group = None if prompt is None else self._client.group(prompt, size, seed)
+        if group is None or task.answering is None:
+            return group
+        dialogues = [self._go_on(task, group, at, seed + at) for at in range(size)]
+        whole = [one for one in dialogues if one is not None]
+        if len(whole) < size:
+            return None
+        tokens = group.tokens + sum(tokens for _, tokens in whole)
+        completions = tuple(Completion(text=text, drawn=None) for text, _ in whole)
+        return Reply(policy=group.policy, completions=completions, tokens=tokens)
 
-    def _prompt(self, task: Task) -> Prompt:
-        return task.question
+    def _go_on(self, task: Task, group: Reply, at: int, seed: int) -> tuple[str, int] | None:
+        """Return the transcript of a dialogue after its first turn, and the tokens of its others.
+
+        None if its policy changed meanwhile, or the engine does not manage.
+        """
+        assert task.answering is not None
+        said, replies = [as_said(group.completions[at].text)], list[str]()
+        left, more = self._begin.rollouts.completion_tokens - group.tokens // len(group.completions), 0
+        while (reply := task.answering(said)) is not None:
+            left -= len(reply) // REPLY_TOKEN_CHARS + 1
+            prompt = self._prompt(task, said, [*replies, reply])
+            if left < 1 or prompt is None:
+                break
+            drawn = self._client.group(prompt, 1, (seed + TURN_SEEDS * len(said)) % SAMPLING_SEEDS, max_tokens=left)
+            if drawn is None or drawn.policy != group.policy:
+                return None
+            left -= drawn.tokens
+            more += drawn.tokens
+            replies.append(reply)
+            said.append(as_said(drawn.completions[0].text))
+        return transcript(said, replies), more
+
+    def _prompt(self, task: Task, said: Sequence[str], replies: Sequence[str]) -> Prompt | None:
+        """Return what the engine goes on from; None if that cannot be said. replies: as many as `said`."""
+        turns = [f"\n{text}\n{reply}\n" for text, reply in zip(said, replies, strict=True)]
+        return task.question + "".join(turns)
 
     def _scored(self, task: Task, drawn: Reply) -> JudgedGroup | None:
         texts = tuple(one.text for one in drawn.completions)

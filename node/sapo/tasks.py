@@ -40,7 +40,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, count
 from typing import Annotated, Any, Literal
@@ -79,12 +79,17 @@ _FAMILY_DOMAIN = b"shoal sapo family"
 _decode_config = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
+Answering = Callable[[Sequence[str]], str | None]
+"""What the environment of a task answers to what was said so far; None where the dialogue is over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One question, and the reference from which anyone makes it again."""
+    """One question, and the reference from which anyone makes it again. answering: None for a task of one turn."""
 
     ref: TaskRef
     question: str
+    answering: Answering | None = field(default=None, compare=False, repr=False)
 
     @property
     def config(self) -> Config:

@@ -38,6 +38,9 @@ class _Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tokens: Count
     runs: Count
     done: bool
+    given: tuple[tuple[Count, Count], ...] = ()
+    replies: tuple[str, ...] = ()
+    open: bool = False
 
 
 class _Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,7 +108,8 @@ class UnfinishedFile:
         arrays = [file.array(name).tolist() for name in ("tokens", "log_probs", "versions")]
         completions = [one for group in unfinished.groups for one in group.completions]
         drawn = sum(one.tokens for one in completions)
-        if [len(values) for values in arrays] != [drawn, drawn, sum(one.runs for one in completions)]:
+        spans = all(len(one.given) == len(one.replies) and _in_order(one.given, one.tokens) for one in completions)
+        if not spans or [len(values) for values in arrays] != [drawn, drawn, sum(one.runs for one in completions)]:
             raise DamagedFile(f"{path} has other groups than it says; remove it to begin others")
         tokens, logs, versions = map(iter, arrays)
         groups = []
@@ -122,11 +126,19 @@ class UnfinishedFile:
                     log_probs=[*islice(logs, one.tokens)],
                     versions=[(version, count) for version, count in islice(versions, one.runs)],
                     done=one.done,
+                    given=[*one.given],
+                    replies=[*one.replies],
+                    open=one.open,
                 )
                 for one in group.completions
             )
             groups.append(GeneratedGroup(task=task, round=group.round, rollouts=rollouts))
         return groups
+
+
+def _in_order(spans: Sequence[tuple[int, int]], tokens: int) -> bool:
+    places = [place for span in spans for place in span]
+    return places == sorted(places) and places[-1:] <= [tokens]
 
 
 def _with_room(groups: Sequence[GeneratedGroup]) -> list[GeneratedGroup]:
@@ -144,6 +156,14 @@ def _described(group: GeneratedGroup) -> _Group:
         round=group.round,
         index=group.task.ref.index,
         completions=tuple(
-            _Completion(tokens=len(one.tokens), runs=len(one.versions), done=one.done) for one in group.rollouts
+            _Completion(
+                tokens=len(one.tokens),
+                runs=len(one.versions),
+                done=one.done,
+                given=tuple(one.given),
+                replies=tuple(one.replies),
+                open=one.open,
+            )
+            for one in group.rollouts
         ),
     )

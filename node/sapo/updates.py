@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,8 +18,9 @@ from shoal.node.sapo.grpo import (
     grpo_loss,
     truncated_weights,
 )
-from shoal.node.sapo.policy import Policy, Sample, completion_mask
+from shoal.node.sapo.policy import Policy, Sample, drawn_mask
 from shoal.node.sapo.policy_optimizer import ADAMW, policy_optimizer
+from shoal.node.sapo.turns import encoded
 from shoal.protocol.manifest_rollouts import OTHER_LEARNING_RATE
 from shoal.protocol.rollouts import Drawn
 
@@ -61,7 +62,7 @@ def own_rows(group: GeneratedGroup, rewards: Sequence[float]) -> list[Row]:
     advantages = group_advantages(rewards).tolist()
     return [
         Row(
-            sample=Sample(prompt=rollout.prompt, completion=tuple(rollout.tokens)),
+            sample=rollout.sample,
             advantage=advantage,
             drawn=tuple(rollout.log_probs),
         )
@@ -74,22 +75,17 @@ def external_rows(group: JudgedGroup, policy: Policy) -> list[Row] | None:
 
     The group then is left out as a whole: its advantages are relative to the completion that would be missing.
     """
-    prompt = policy.encode_prompt(group.task.question)
     advantages = group_advantages(group.rewards).tolist()
     said = group.sampling.drawn if group.sampling is not None else ()
     rows = []
     for text, advantage, drawn in zip(group.texts, advantages, said or (None,) * len(group.texts), strict=True):
-        completion = policy.encode_completion(text)
-        if completion is None:
+        sample = encoded(policy, group.task, text)
+        if sample is None:
             return None
-        log_probs = None if drawn is None else _as_drawn(drawn, completion)
+        log_probs = None if drawn is None else _as_drawn(drawn, sample.completion)
         if log_probs is not None:
-            completion = completion[: len(log_probs)]
-        rows.append(
-            Row(
-                sample=Sample(prompt=prompt, completion=completion), advantage=advantage, drawn=log_probs, external=True
-            )
-        )
+            sample = replace(sample, completion=sample.completion[: len(log_probs)])
+        rows.append(Row(sample=sample, advantage=advantage, drawn=log_probs, external=True))
     return rows
 
 
@@ -137,7 +133,7 @@ class Updater:
         ]
         if not useful:
             return None
-        tokens = sum(len(row.sample.completion) for row in rows)
+        tokens = sum(row.sample.drawn for row in rows)
         together = self._settings.together or len(useful)
         self.optimizer.zero_grad(set_to_none=True)
         clipped = sum(
@@ -145,7 +141,7 @@ class Updater:
         )
         norm = torch.nn.utils.clip_grad_norm_(parameters_of(self.optimizer), self._settings.gradient_limit)
         self.optimizer.step()
-        return Update(gradient_norm=float(norm), clipped=clipped / sum(len(row.sample.completion) for row in useful))
+        return Update(gradient_norm=float(norm), clipped=clipped / sum(row.sample.drawn for row in useful))
 
     def _add_gradient(self, rows: Sequence[Row], tokens: int) -> int:
         """Add the gradient of these rows, of a loss that is the mean over `tokens`. Returns how many were clipped."""
@@ -168,7 +164,7 @@ def _batch(rows: Sequence[Row], current: torch.Tensor, terms: ExternalTerms) -> 
             weights[at, :count] = truncated_weights(current[at, :count], drawn)
     return Batch(
         old=old,
-        mask=completion_mask([row.sample for row in rows]),
+        mask=drawn_mask([row.sample for row in rows]),
         advantages=torch.tensor([row.advantage for row in rows]),
         weights=weights,
     )

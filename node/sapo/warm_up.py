@@ -20,8 +20,9 @@ import torch
 from shoal.node.sapo.generation import rewards_of
 from shoal.node.sapo.groups import mean
 from shoal.node.sapo.judge import Score
-from shoal.node.sapo.policy import Policy, Sample, completion_mask, module_of, trained_parameters
+from shoal.node.sapo.policy import Policy, module_of, trained_parameters
 from shoal.node.sapo.tasks import Task, TaskChoice, makeable
+from shoal.node.sapo.turns import encoded
 from shoal.node.sapo.updates import GRADIENT_LIMIT
 from shoal.node.training.muon import Muon
 from shoal.protocol.errors import ConfigError
@@ -148,14 +149,13 @@ def measure_reward(policy: Policy, lessons: Sequence[Lesson], *, score: Score, c
 
 def teach(policy: Policy, lessons: Sequence[Lesson], *, step: Callable[[], object]) -> None:
     """Update the policy on lessons by `step`, its optimizer's; those that its tokens cannot express are left out."""
-    encoded = [(policy.encode_prompt(one.task.question), policy.encode_completion(one.answer)) for one in lessons]
-    samples = [Sample(prompt=prompt, completion=completion) for prompt, completion in encoded if completion is not None]
+    samples = [sample for one in lessons if (sample := encoded(policy, one.task, one.answer)) is not None]
     if not samples:
         return
     parameters = list(trained_parameters(policy).values())
     for parameter in parameters:
         parameter.grad = None
-    loss = -policy.log_probs(samples).sum() / completion_mask(samples).sum()
+    loss = -policy.log_probs(samples).sum() / sum(sample.drawn for sample in samples)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_LIMIT)
     step()

@@ -4,7 +4,98 @@ from __future__ import annotations
 
 from tests.planted.bugs import Bug, bug
 
+DIALOGUE, TURNS = "tests/node/sapo/test_dialogue.py", "tests/node/sapo/test_turns.py"
+
 SAPO: tuple[Bug, ...] = (
+    bug(
+        "a stranger's word is taken for what the environment answered",
+        f"{DIALOGUE}::test_who_puts_words_into_the_environments_mouth_is_a_liar",
+        "if any(self.reply(task, said[: at + 1]) != reply for at, reply in enumerate(replies)):",
+        "if False:",
+    ),
+    bug(
+        "a transcript may go on without end",
+        f"{DIALOGUE}::test_dialogue_has_a_last_turn_whatever_its_environment_says",
+        "if not len(replies) < len(said) <= TURN_LIMIT:",
+        "if not len(replies) < len(said):",
+    ),
+    bug(
+        "what an environment raises ends the agent",
+        f"{DIALOGUE}::test_dialogue_ends_where_its_environment_gives_no_answer_and_the_log_has_it",
+        """
+            reply: object = self.reply(task, tuple(said))
+        except Exception as error:  # a user's family may raise anything; what it says may have the text in it
+        """,
+        """
+            reply: object = self.reply(task, tuple(said))
+        except OSError as error:
+        """,
+    ),
+    bug(
+        "short guesses are taken for copies since the answers to them are alike",
+        f"{DIALOGUE}::test_short_guesses_are_nobodys_though_their_transcripts_are_long",
+        "own = texts if task.answering is None else [TURN.join(turns_in(text)[0]) for text in texts]",
+        "own = texts",
+    ),
+    bug(
+        "a policy learns what its environment says",
+        f"{TURNS}::test_update_is_that_of_the_drawn_tokens_alone",
+        """
+        for row, sample in enumerate(samples):
+            for start, stop in sample.given:
+                mask[row, start:stop] = False
+        return mask
+        """,
+        "return mask",
+    ),
+    bug(
+        "the loss is a mean over what nobody drew too",
+        f"{TURNS}::test_update_is_that_of_the_drawn_tokens_alone",
+        "tokens = sum(row.sample.drawn for row in rows)",
+        "tokens = sum(len(row.sample.completion) for row in rows)",
+    ),
+    bug(
+        "honest dialogues are struck for tokens that their environment gave",
+        f"{TURNS}::test_dialogues_that_the_policy_drew_are_found_to_be_its_own",
+        "missed += int((outside & drawn_mask([claim.sample])[0]).sum())",
+        "missed += int(outside.sum())",
+    ),
+    bug(
+        "whatever a sampler gives for its environment's answer goes for it",
+        f"{TURNS}::test_tokens_that_say_another_answer_than_the_transcript_are_mislabelled",
+        "if drawn[-1] != end or tuple(tokens[stop:at]) != reply:",
+        "if drawn[-1] != end:",
+    ),
+    bug(
+        "what would end a turn makes a policy's own transcript a forgery",
+        f"{TURNS}::test_what_would_end_a_turn_is_no_part_of_what_is_said",
+        "return text if task.answering is None else as_said(text)",
+        "return text",
+    ),
+    bug(
+        "a dialogue is longer than a completion may be",
+        f"{TURNS}::test_environment_is_asked_after_each_turn_and_its_words_come_into_the_completion",
+        "if reply is None or start + len(tokens) >= policy.completion_limit:",
+        "if reply is None:",
+    ),
+    bug(
+        "a group counts as done while its environment may answer",
+        f"{TURNS}::test_groups_of_dialogues_go_on_after_a_restart",
+        "return all(rollout.done and not rollout.open for rollout in self.rollouts)",
+        "return all(rollout.done for rollout in self.rollouts)",
+    ),
+    bug(
+        "dialogues forget after a restart which tokens were given",
+        f"{TURNS}::test_groups_of_dialogues_go_on_after_a_restart",
+        "given=[*one.given],",
+        "given=[],",
+    ),
+    bug(
+        "an engine's dialogue goes on by another policy than it began by",
+        "tests/node/sapo/test_sampler_process.py::test_group_whose_policy_changed_between_two_turns_is_given_up",
+        "if drawn is None or drawn.policy != group.policy:",
+        "if drawn is None:",
+    ),
     bug(
         "who lies about the size of a large group is never proven a liar",
         "tests/protocol/test_group_pull.py::test_who_lies_about_the_size_of_a_large_group_is_to_blame_too",
@@ -46,14 +137,8 @@ SAPO: tuple[Bug, ...] = (
         "another's completions are gone through at once, however many they are",
         "tests/node/sapo/test_replay.py"
         "::test_no_more_completions_are_in_memory_than_a_node_wants_and_as_many_tokens_are_missed",
-        """
-        self._limit = completion_tokens
-        self._together = together
-        """,
-        """
-        self._limit = completion_tokens
-        self._together = COMPLETION_LIMIT
-        """,
+        "self._together = together",
+        "self._together = COMPLETION_LIMIT",
     ),
     bug(
         "an engine is asked for a reply of any size",

@@ -179,3 +179,33 @@ def test_an_exported_policy_is_a_model_of_hugging_face(tmp_path: Path, lora_rank
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     again = CausalLMPolicy(model, tokenizer, CausalLMSettings(prompt_tokens=12, completion_tokens=8))
     assert torch.allclose(whole_forward(again, again.encode_prompt(PROMPTS[0]), [2, 3, 1]), expected, atol=1e-5)
+
+
+CHAT = (
+    "{% for turn in messages %}{{ '1' if turn.role == 'user' else '2' }}{{ turn.content }}END=+{% endfor %}"
+    "{% if add_generation_prompt %}2{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "between"),
+    [
+        pytest.param(None, "\n5\n", id="no template"),
+        pytest.param(CHAT.replace("END", END), f"=+15{END}=+2", id="its turns end with the end token"),
+        pytest.param(CHAT.replace("END", ""), "=+15=+2", id="its turns end otherwise"),
+        pytest.param("{{ '1' + messages[-1].content + '+2' }}", "15+2", id="it has the last turn alone"),
+    ],
+)
+def test_dialogue_goes_on_as_the_chat_template_has_it(template: str | None, between: str) -> None:
+    policy = new_policy(prompt_tokens=16, completion_tokens=16)
+    tokenizer = policy._tokenizer
+    tokenizer.chat_template = template
+    assert policy.encode_reply("5") == tuple(tokenizer(between, add_special_tokens=False)["input_ids"])
+    said = policy.encode_completion("4")
+    assert said is not None
+    if template is not None and END in template:
+        turns = [("user", "3"), ("assistant", "4"), ("user", "5")]
+        chat = [{"role": role, "content": content} for role, content in turns]
+        whole = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        ids = tuple(tokenizer(whole, add_special_tokens=False)["input_ids"])
+        assert policy.encode_prompt("3") + said + policy.encode_reply("5") == ids, "as a chat of so many turns"

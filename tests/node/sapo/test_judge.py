@@ -187,7 +187,7 @@ def by_length() -> Judge:
 
 def test_copies_of_own_texts_are_known() -> None:
     judge = by_length()
-    judge.note_own(LONG_TEXTS)
+    judge.note_own(SOURCE.draw(SWARM, BOB, 0, 0), LONG_TEXTS)
     assert refusal(judge, *offer_of(group_of(BOB, texts=LONG_TEXTS), (1.0, 0.0))) == Reason.COPIED
 
 

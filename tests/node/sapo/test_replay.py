@@ -77,7 +77,6 @@ def replayer(side: Side, *, seed: int = 1, together: int = SIZE) -> Replayer:
         side.policy,
         side.past,
         swarm_id=SWARM,
-        completion_tokens=side.policy.settings.completion_tokens,
         together=together,
         chance=random.Random(seed),
     )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,12 +17,15 @@ import trio
 from shoal.node.child_process import Child
 from shoal.node.pipe import Pause, Resume
 from shoal.node.sapo.agent_messages import AgentReport, Asked, Begin, Finished, Made, Ready, RoundReport, Waiting
+from shoal.node.sapo.dialogue import TURN, turns_in
 from shoal.node.sapo.engine import SAMPLER_PROGRAM, running_agent
 from shoal.node.sapo.families import load_family
+from shoal.node.sapo.higher_lower import HigherLower
 from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.protocol.manifest_rollouts import TaskEntry
 from shoal.protocol.rollouts import Drawn, RolloutGroup, Sampling, decode_group, sampling_seed
 from tests.node.sapo.agent_lab import FAMILY, install_family
-from tests.node.sapo.scripted_engine import ScriptedEngine, answer, completions
+from tests.node.sapo.scripted_engine import Act, ScriptedEngine, answer, completions, http
 from tests.node.sapo.test_agent_process import DEADLINE_S, ME, SWARM, begin
 from tests.waiting import until
 
@@ -141,3 +149,79 @@ def test_sampler_rests_and_ends_when_told_though_its_engine_answers_nothing(sour
             await until(lambda: engine.asked)
 
         assert with_sampler(body) == 0
+
+
+# --- dialogues ---
+
+
+def bisecting(*, policies: Callable[[int], str] = lambda asked: "7-aa") -> Act:
+    """An engine that guesses the middle of what the prompt leaves, told by what was answered there."""
+    seen = itertools.count()
+
+    def act(stream: socket.socket, asked: dict[str, Any]) -> None:
+        question, *turns = asked["prompt"].split("\n")
+        low, high = (int(word) for word in re.findall(r"\d+", question)[:2])
+        for guess, reply in zip(turns[0::3], turns[1::3], strict=False):
+            assert reply in ("higher", "lower")
+            low, high = (int(guess) + 1, high) if reply == "higher" else (low, int(guess) - 1)
+        choices = [{"text": str((low + high) // 2), "finish_reason": "stop"}] * asked.get("n", 1)
+        usage = {"completion_tokens": 3 * len(choices)}
+        reply = {"choices": choices, "metadata": {"weight_version": policies(next(seen))}, "usage": usage}
+        stream.sendall(http(json.dumps(reply).encode()))
+
+    return act
+
+
+def dialogue_round(folder: Path, engine: ScriptedEngine, **section: Any) -> tuple[list[Made], RoundReport]:
+    """A round of two groups, each of four dialogues."""
+    made, ended = [], []
+    order = orders(folder, engine)
+    tasks = [TaskEntry(family="higher_lower", config={"numbers": 7, "turns": 3})]
+    limited = {"completion_tokens": 48, **section}
+    order = msgspec.structs.replace(order, rollouts=msgspec.structs.replace(order.rollouts, tasks=tasks, **limited))
+
+    async def body(child: Child[AgentReport]) -> None:
+        await child.send(order)
+        assert isinstance(await child.receive(), Ready)
+        while not isinstance(report := await child.receive(), Finished):
+            if isinstance(report, Made):
+                made.append(report)
+            if isinstance(report, RoundReport):
+                ended.append(report)
+
+    assert with_sampler(body) == 0
+    return made, ended[0]
+
+
+def test_engine_goes_on_after_each_answer_until_its_dialogues_are_over(tmp_path: Path) -> None:
+    with ScriptedEngine([], then=bisecting()) as engine:
+        made, done = dialogue_round(tmp_path, engine)
+    assert done.reward == 1.0, "whoever halves seven numbers three times has the one"
+    family = HigherLower()
+    source = TaskSource([TaskChoice(family=family, config={"numbers": 7, "turns": 3})])
+    for group in groups(made):
+        task = source.task(group.task)
+        assert group.completions == (family.solution(task),) * 4
+        assert group.sampling == Sampling(policy="7-aa"), "no labels by token"
+    seeds = [one["seed"] for one in engine.asked]
+    assert len(set(seeds)) == len(seeds), "no two turns are drawn by the same chance"
+    limits = {len(re.findall("higher|lower", one["prompt"])): one["max_tokens"] for one in engine.asked}
+    assert limits[0] == 48
+    assert all(limits[turn] < limits[turn - 1] - 3 for turn in range(1, len(limits)))
+
+
+def test_dialogue_that_has_used_up_its_tokens_ends_without_the_last_answer(tmp_path: Path) -> None:
+    with ScriptedEngine([], then=bisecting()) as engine:
+        made, _ = dialogue_round(tmp_path, engine, completion_tokens=8)
+    assert all(one["max_tokens"] >= 1 for one in engine.asked)
+    for group in groups(made):
+        assert all(len(turns_in(text)[0]) <= 2 for text in group.completions)
+        assert all(len(turns_in(text)[1]) == len(turns_in(text)[0]) - 1 for text in group.completions)
+
+
+def test_group_whose_policy_changed_between_two_turns_is_given_up(tmp_path: Path) -> None:
+    with ScriptedEngine([], then=bisecting(policies=lambda asked: f"{asked}-aa")) as engine:
+        made, done = dialogue_round(tmp_path, engine)
+    for one in groups(made):
+        assert all(TURN not in text for text in one.completions), "but for one in which all found it at once"
+    assert done.local == len(made) < 2

@@ -1,0 +1,123 @@
+"""Tasks of several turns: an environment answers what was said so far, and the reward comes at the end.
+
+A dialogue travels as one text, its transcript: what was said and what was answered by turns, with `TURN` between them.
+What the environment answers follows from the task and what was said alone, so whoever scores a transcript makes the
+answers again, and one in which they stand otherwise is worth 0. A family of your own derives from `Dialogue`:
+
+    class Twenty(Dialogue):
+        name = "twenty"
+        version = "1"
+        scoring = "direct"
+
+        def question(self, config, seed, index): ...
+        def reply(self, task, said): ...      # what the environment answers to the newest of `said`; None at the end
+        def outcome(self, task, said): ...    # the reward of all that was said, 0 to 1
+        def say(self, task, said): ...        # optional: what is right to say next, for an untrained policy
+
+`reply` and `outcome` evaluate nothing, since text of a policy reaches `reply` in the node itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from shoal.node.sapo.tasks import Config, Task, TaskFamily
+from shoal.protocol.errors import ConfigError
+
+TURN: Final = "\x1e"
+"""Between the parts of a transcript: ASCII's record separator. What is said has none."""
+TURN_LIMIT: Final = 64
+"""Times that a policy says something in one dialogue."""
+REPLY_LIMIT_CHARS: Final = 4096
+
+logger = logging.getLogger(__name__)
+
+
+def as_said(text: str) -> str:
+    """Return what the environment takes a policy's text for: without anything that ends a turn."""
+    return text.replace(TURN, "")
+
+
+def transcript(said: Sequence[str], replies: Sequence[str]) -> str:
+    """Return one text of both by turns. replies: as many as `said`, or one less."""
+    parts = [""] * (len(said) + len(replies))
+    parts[::2], parts[1::2] = said, replies
+    return TURN.join(parts)
+
+
+def turns_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what was said and what was answered in a transcript, which may be a stranger's."""
+    parts = text.split(TURN)
+    return tuple(parts[::2]), tuple(parts[1::2])
+
+
+class Dialogue(TaskFamily):
+    """Tasks of one kind in which an environment answers. See `TaskFamily` for the rest."""
+
+    @abstractmethod
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        """Return the environment's answer to the newest of `said`: the same for the same; None where it is over.
+
+        What it raises ends the dialogue.
+        """
+
+    @abstractmethod
+    def outcome(self, task: Task, said: Sequence[str]) -> float:
+        """The reward of all that was said, in [0, 1], also where it was cut off. What it raises counts as 0."""
+
+    def say(self, task: Task, said: Sequence[str]) -> str | None:
+        """Return what is right to say after `said`, which an untrained policy is taught; None where none is known."""
+        return None
+
+    def score(self, task: Task, text: str) -> float:
+        """The outcome of a transcript; 0 if the environment answers otherwise than it says."""
+        said, replies = turns_in(text)
+        if not len(replies) < len(said) <= TURN_LIMIT:
+            return 0.0
+        if any(self.reply(task, said[: at + 1]) != reply for at, reply in enumerate(replies)):
+            return 0.0
+        return self.outcome(task, said)
+
+    def solution(self, task: Task) -> str | None:
+        """The transcript of what `say` says."""
+        said: list[str] = []
+        replies: list[str] = []
+        while (text := self.say(task, tuple(said))) is not None:
+            if not isinstance(text, str) or TURN in text or len(said) == TURN_LIMIT:
+                raise ConfigError(
+                    f"say() of family {self.name!r} ends no dialogue, or returned what is no text; correct it"
+                )
+            said.append(text)
+            reply = self.answered(task, said)
+            if reply is None:
+                return transcript(said, replies)
+            replies.append(reply)
+        return None
+
+    def make(self, config: Config, seed: int, index: int) -> Task:
+        """See `TaskFamily`: a task that answers."""
+        task = super().make(config, seed, index)
+        return replace(task, answering=partial(self.answered, task))
+
+    def answered(self, task: Task, said: Sequence[str]) -> str | None:
+        """Return what `reply` does; None, and a word to the log, where that is no answer."""
+        if len(said) >= TURN_LIMIT:
+            return None
+        try:
+            reply: object = self.reply(task, tuple(said))
+        except Exception as error:  # a user's family may raise anything; what it says may have the text in it
+            logger.error("reply() of family %r raised %s; its dialogue ends there", self.name, type(error).__name__)
+            return None
+        if reply is None or (isinstance(reply, str) and TURN not in reply and len(reply) <= REPLY_LIMIT_CHARS):
+            return reply
+        logger.error(
+            "reply() of family %r returned no text of at most %d characters; its dialogue ends there",
+            self.name,
+            REPLY_LIMIT_CHARS,
+        )
+        return None
