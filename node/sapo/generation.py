@@ -38,7 +38,7 @@ class GeneratedGroup:
     @property
     def done(self) -> bool:
         """True once every completion has come to its end."""
-        return all(rollout.done and not rollout.open for rollout in self.rollouts)
+        return all(rollout.done for rollout in self.rollouts)
 
     @property
     def version(self) -> int:

@@ -21,7 +21,7 @@ from shoal.node.pipe import decode_frame
 from shoal.node.sapo import sandbox_process
 from shoal.node.sapo.sandbox_process import Begin, Failed, FamilyPlace, NotWarm, Ready, Reply, Score, Scored
 from shoal.node.sapo.sandbox_support import environment
-from shoal.node.sapo.scorer_faults import Faults, scorer_place
+from shoal.node.sapo.scorer_faults import Faults, scorer_name, scorer_place
 from shoal.node.sapo.tasks import Task, TaskFamily
 from shoal.protocol.errors import ConfigError, LocalError, ShoalError
 
@@ -143,11 +143,13 @@ class Sandbox:
             if late:
                 limits = f"{self._begin.text_limit_s:g} s, or {self._begin.task_limit_s:g} s for a task's texts"
                 self._faults.left_out(
-                    family, f"score() of family {family.name!r}{scorer_place(family)}, took more than {limits}", late
+                    family,
+                    f"{scorer_name(family)} of family {family.name!r}{scorer_place(family)}, took more than {limits}",
+                    late,
                 )
             return [None if one is None else self._faults.reward(family, *one) for one in reply.scores]
         if isinstance(reply, NotWarm):
-            who = f"score() of family {family.name!r}{scorer_place(family)}, or its warm_up(),"
+            who = f"{scorer_name(family)} of family {family.name!r}{scorer_place(family)}, or its warm_up(),"
             limit = f"{self._begin.warm_up_limit_s:g} s"
             why = f"{who} took more than {limit} to begin"
             self._faults.left_out(family, why, len(texts))

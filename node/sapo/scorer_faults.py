@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from types import TracebackType
 
+from shoal.node.sapo.dialogue import Dialogue
 from shoal.node.sapo.tasks import TaskFamily
 
 PERIOD_S = 60.0
@@ -25,9 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class Faults:
-    """Counts of one agent's scorers. Not for several threads at once."""
+    """Counts of one agent's scorers, also of several at once."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._told_at: dict[str, float] = {}
         self._texts: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -36,6 +39,10 @@ class Faults:
 
     def reward(self, family: TaskFamily, value: float, line: int = 0, *, raised: str = "") -> float:
         """Reward of a text for which `score` returned `value`, or raised at that line of its file: 0 for no reward."""
+        with self._lock:
+            return self._reward(family, value, line, raised)
+
+    def _reward(self, family: TaskFamily, value: float, line: int, raised: str) -> float:
         self._texts[family.name] += 1
         if not line and -ROUNDING <= value <= 1 + ROUNDING:
             return min(1.0, max(0.0, value))
@@ -43,13 +50,14 @@ class Faults:
             name = f" {raised}" if raised else ""
             returned = "no number" if math.isnan(value) else f"{value:g}"
             what = f"raised{name} at {scorer_file(family)}, line {line}" if line else f"returned {returned}"
-            self._note(family, f"score() of family {family.name!r} {what}", 1)
+            self._note(family, f"{scorer_name(family)} of family {family.name!r} {what}", 1)
         return 0.0
 
     def left_out(self, family: TaskFamily, what: str, texts: int) -> None:
         """Note texts that have no reward, not even 0, and why."""
-        self._texts[family.name] += texts
-        self._note(family, what, texts, worth="left out")
+        with self._lock:
+            self._texts[family.name] += texts
+            self._note(family, what, texts, worth="left out")
 
     def _note(self, family: TaskFamily, what: str, texts: int, *, worth: str = "worth 0") -> None:
         self.newest[family.name] = what
@@ -70,15 +78,24 @@ def of_shoal(family: TaskFamily) -> bool:
     return type(family).__module__.startswith("shoal.")
 
 
+def scorer_name(family: TaskFamily) -> str:
+    """Return the name of what a family's author wrote to score."""
+    return "outcome()" if isinstance(family, Dialogue) else "score()"
+
+
+def _scorer(family: TaskFamily) -> object:
+    return getattr(type(family), scorer_name(family).removesuffix("()"))
+
+
 def scorer_file(family: TaskFamily) -> str:
-    """Return the path of the file that `score` of a family is in; empty where Python does not know it."""
-    code = getattr(type(family).score, "__code__", None)
+    """Return the path of the file that a family's scorer is in; empty where Python does not know it."""
+    code = getattr(_scorer(family), "__code__", None)
     return "" if code is None else str(code.co_filename)
 
 
 def scorer_place(family: TaskFamily) -> str:
-    """Say where `score` of a family begins: `, at FILE, line 7`; nothing where Python does not know it."""
-    code = getattr(type(family).score, "__code__", None)
+    """Say where a family's scorer begins: `, at FILE, line 7`; nothing where Python does not know it."""
+    code = getattr(_scorer(family), "__code__", None)
     return "" if code is None else f", at {code.co_filename}, line {code.co_firstlineno}"
 
 

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from queue import Empty, SimpleQueue
+from typing import Final
 
 from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, NotBegun, Sandbox
 from shoal.node.sapo.sandbox_process import Overdue, limited
 from shoal.node.sapo.sandbox_support import missing_sandbox
-from shoal.node.sapo.scorer_faults import Faults, line_in, of_shoal, scorer_file, scorer_place
+from shoal.node.sapo.scorer_faults import Faults, line_in, of_shoal, scorer_file, scorer_name, scorer_place
 from shoal.node.sapo.tasks import Task, TaskFamily, TaskKind, TaskSource, makeable
 from shoal.node.single_number import single_number
 from shoal.protocol.errors import ConfigError, LocalError
 from shoal.protocol.rollouts import COMPLETION_LIMIT_BYTES, TaskRef
 
+CORES_EACH: Final = 4
+SANDBOXES_LIMIT: Final = 4
+"""A sandbox for each so many cores, so many at most: each has imported all families."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Texts of one task, and where they stand among all."""
+
+    task: Task
+    texts: Sequence[str]
+    places: Sequence[int]
+
 
 class Scorer:
-    """Scores texts against tasks of one source. A context manager; not for several threads at once.
+    """Scores texts against tasks of one source, several tasks at a time in as many sandboxes where there are cores.
+
+    A context manager; not for several threads at once.
 
     A text that is no valid Unicode, is too long, or kills or exhausts its scoring is worth 0.0. Each text has a bound
     in time (`text_limit_s`), and those of one task share another (`task_limit_s`), so the time of a batch is at most
@@ -31,12 +53,17 @@ class Scorer:
         *,
         text_limit_s: float = TEXT_LIMIT_S,
         task_limit_s: float = TASK_LIMIT_S,
+        side_by_side: int | None = None,
     ) -> None:
+        """side_by_side: sandboxes at most; None for one for each four cores, four at most."""
         self._source = source
         self._text_limit_s = text_limit_s
         self._task_limit_s = task_limit_s
-        self._sandbox: Sandbox | None = None
         self._faults = Faults()
+        self._side_by_side = side_by_side or min(SANDBOXES_LIMIT, max(1, (os.cpu_count() or 1) // CORES_EACH))
+        self._sandboxes: list[Sandbox] = []
+        self._threads = ThreadPoolExecutor(self._side_by_side, thread_name_prefix="scoring")
+        """They stay: the process of a sandbox ends with the thread that started it."""
 
     def __enter__(self) -> Scorer:
         return self
@@ -67,10 +94,10 @@ class Scorer:
         return next(makeable(lambda at: self._source.task(self._source.table.of_kind(kind, seed=0, index=at))))
 
     def close(self) -> None:
-        """End the scoring process, if one runs."""
-        if self._sandbox is not None:
-            self._sandbox.close()
-            self._sandbox = None
+        """End the scoring processes that run."""
+        self._threads.shutdown()
+        for sandbox in self._sandboxes:
+            sandbox.close()
 
     @property
     def source(self) -> TaskSource:
@@ -80,7 +107,7 @@ class Scorer:
     @property
     def spoiled(self) -> int:
         """The number of texts that have hung, exhausted or killed their scoring."""
-        return self._sandbox.spoiled if self._sandbox is not None else 0
+        return sum(sandbox.spoiled for sandbox in self._sandboxes)
 
     def score_each(self, pairs: Sequence[tuple[Task, str]], *, own: bool = False) -> list[float | None]:
         """One reward in [0, 1] per (task, text), in their order; None for one not scored in time. Synchronous.
@@ -95,26 +122,48 @@ class Scorer:
         for place, (task, text) in enumerate(pairs):
             if _is_readable(text):
                 by_task.setdefault(task.ref, []).append(place)
+        sandboxed: SimpleQueue[_Job] = SimpleQueue()
         for places in by_task.values():
-            task = pairs[places[0]][0]
-            try:
-                scored = self._score_task(task, [pairs[place][1] for place in places], own)
-            except NotBegun:
-                if not own:
-                    raise
-                scored = [None] * len(places)
-            for place, reward in zip(places, scored, strict=True):
+            task, texts = pairs[places[0]][0], [pairs[place][1] for place in places]
+            family = self._source.family(task)
+            if not own and not family.peer_safe:
+                why = "executes it" if family.executes_text else f"cannot be scored safely: {missing_sandbox()}"
+                raise LocalError(f"text from peers for {family.name!r}, which {why}")
+            if family.scoring == "direct":
+                for place, reward in zip(places, self._score_directly(family, task, texts), strict=True):
+                    rewards[place] = reward
+            else:
+                sandboxed.put(_Job(task, texts, places))
+        for job, scored in self._score_side_by_side(sandboxed, own=own):
+            for place, reward in zip(job.places, scored, strict=True):
                 rewards[place] = reward
         return rewards
 
-    def _score_task(self, task: Task, texts: Sequence[str], own: bool) -> Sequence[float | None]:
-        family = self._source.family(task)
-        if family.scoring == "direct" and (own or family.peer_safe):
-            return self._score_directly(family, task, texts)
-        if not own and not family.peer_safe:
-            why = "executes it" if family.executes_text else f"cannot be scored safely: {missing_sandbox()}"
-            raise LocalError(f"text from peers for {family.name!r}, which {why}")
-        return self._running_sandbox().score(task, texts)
+    def _score_side_by_side(
+        self, jobs: SimpleQueue[_Job], *, own: bool
+    ) -> Iterable[tuple[_Job, Sequence[float | None]]]:
+        while len(self._sandboxes) < min(self._side_by_side, jobs.qsize()):
+            self._sandboxes.append(self._new_sandbox())
+        sandboxes = self._sandboxes[: jobs.qsize()]
+
+        def score(sandbox: Sandbox) -> list[tuple[_Job, Sequence[float | None]]]:
+            scored: list[tuple[_Job, Sequence[float | None]]] = []
+            with suppress(Empty):
+                while True:
+                    job = jobs.get_nowait()
+                    try:
+                        scored.append((job, sandbox.score(job.task, job.texts)))
+                    except NotBegun:
+                        if not own:
+                            raise
+                        scored.append((job, [None] * len(job.texts)))
+            return scored
+
+        if len(sandboxes) < 2:
+            return chain.from_iterable(map(score, sandboxes))
+        scoring = [self._threads.submit(score, sandbox) for sandbox in sandboxes]
+        wait(scoring)  # before what one of them raises: no sandbox is left in use
+        return chain.from_iterable(one.result() for one in scoring)
 
     def _score_directly(self, family: TaskFamily, task: Task, texts: Sequence[str]) -> Sequence[float | None]:
         """Score in this process, up to a text that takes too long."""
@@ -130,19 +179,18 @@ class Scorer:
                 place = f", at {file}, line {line_in(file, error.__traceback__)}"
         if left := len(texts) - len(rewards):
             limits = f"{self._text_limit_s:g} s, or {self._task_limit_s:g} s for a task's texts"
-            self._faults.left_out(family, f"score() of family {family.name!r}{place}, took more than {limits}", left)
+            who = f"{scorer_name(family)} of family {family.name!r}{place}"
+            self._faults.left_out(family, f"{who}, took more than {limits}", left)
         return rewards + [None] * left
 
-    def _running_sandbox(self) -> Sandbox:
-        if self._sandbox is None:
-            self._sandbox = Sandbox(
-                [family for family in self._source.families.values() if family.scoring == "sandbox"],
-                locked=missing_sandbox() is None,
-                text_limit_s=self._text_limit_s,
-                task_limit_s=self._task_limit_s,
-                faults=self._faults,
-            )
-        return self._sandbox
+    def _new_sandbox(self) -> Sandbox:
+        return Sandbox(
+            [family for family in self._source.families.values() if family.scoring == "sandbox"],
+            locked=missing_sandbox() is None,
+            text_limit_s=self._text_limit_s,
+            task_limit_s=self._task_limit_s,
+            faults=self._faults,
+        )
 
 
 def _is_readable(text: str) -> bool:

@@ -33,8 +33,8 @@ def extend_dialogues(
 ) -> int:
     """Have the policy draw turns and environments answer, until all are over or `enough()`. Returns tokens drawn.
 
-    Those that were answered wait until they are as many as are still in their turn, and then go on together. version:
-    of the policy.
+    Those that were answered wait until they are as many as are still in their turn, and then go on together. None is
+    left whose turn ended and was not answered. version: of the policy.
     """
     drawn = 0
     while not enough():

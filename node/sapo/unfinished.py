@@ -40,7 +40,6 @@ class _Completion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     done: bool
     given: tuple[tuple[Count, Count], ...] = ()
     replies: tuple[str, ...] = ()
-    open: bool = False
 
 
 class _Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,7 +127,7 @@ class UnfinishedFile:
                     done=one.done,
                     given=[*one.given],
                     replies=[*one.replies],
-                    open=one.open,
+                    open=not one.done and task.answering is not None,
                 )
                 for one in group.completions
             )
@@ -162,7 +161,6 @@ def _described(group: GeneratedGroup) -> _Group:
                 done=one.done,
                 given=tuple(one.given),
                 replies=tuple(one.replies),
-                open=one.open,
             )
             for one in group.rollouts
         ),

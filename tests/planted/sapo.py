@@ -79,10 +79,10 @@ SAPO: tuple[Bug, ...] = (
         "if reply is None:",
     ),
     bug(
-        "a group counts as done while its environment may answer",
+        "a dialogue is over once it goes on after a restart",
         f"{TURNS}::test_groups_of_dialogues_go_on_after_a_restart",
-        "return all(rollout.done and not rollout.open for rollout in self.rollouts)",
-        "return all(rollout.done for rollout in self.rollouts)",
+        "open=not one.done and task.answering is not None,",
+        "open=False,",
     ),
     bug(
         "dialogues forget after a restart which tokens were given",
@@ -137,13 +137,13 @@ SAPO: tuple[Bug, ...] = (
         "another's completions are gone through at once, however many they are",
         "tests/node/sapo/test_replay.py"
         "::test_no_more_completions_are_in_memory_than_a_node_wants_and_as_many_tokens_are_missed",
-        "self._together = together",
-        "self._together = COMPLETION_LIMIT",
+        "for begin in range(0, len(samples), self._together)",
+        "for begin in range(0, len(samples), COMPLETION_LIMIT)",
     ),
     bug(
         "an engine is asked for a reply of any size",
         "tests/node/sapo/test_engine_client.py::test_no_reply_is_asked_for_that_takes_more_memory_than_one_may",
-        "wanted = min(count - len(came), together(self._max_tokens))",
+        "wanted = min(count - len(came), together(most))",
         "wanted = count - len(came)",
     ),
     bug(
@@ -618,8 +618,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "a completion may be cut short where its beginning is right",
         "tests/node/sapo/test_replay.py::test_tokens_that_no_drawing_ends_with_are_refused",
-        "return self._end not in tokens[:-1] and (tokens[-1] == self._end or len(tokens) == self._limit)",
-        "return True",
+        "return tuple(given) if stop == len(tokens) and whole else None",
+        "return tuple(given)",
     ),
     bug(
         "who leaves its tokens out is believed",

@@ -239,10 +239,50 @@ def test_sandbox_texts_of_one_task_share_a_bound_in_time(source: TaskSource, tas
         assert time.monotonic() - began < 20
 
 
+def test_tasks_are_scored_side_by_side_each_as_it_would_be_alone(source: TaskSource) -> None:
+    tasks = [source.families["executes"].make({}, seed, 0) for seed in range(4)]
+    endless = [(task, text) for task in tasks for text in ("while True: pass", HONEST)]
+    took_s = {}
+    for count in (1, 4):
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            OwnScorer(source, text_limit_s=1.5, task_limit_s=20.0, side_by_side=count) as scorer,
+        ):
+            patch.syspath_prepend(str(ROOT))
+            assert scorer.score_each([(task, HONEST) for task in tasks]) == [0.75] * 4, "all have begun"
+            began = time.monotonic()
+            assert scorer.score_each(endless) == [None, 0.75] * 4
+            took_s[count] = time.monotonic() - began
+            assert scorer.spoiled == 4
+            pids = {sandbox._process.pid for sandbox in scorer._sandboxes if sandbox._process is not None}
+            assert len(pids) == count
+    assert took_s[1] >= 6.0
+    assert took_s[4] < 0.7 * took_s[1]
+
+
+def test_family_that_does_not_begin_is_told_of_from_beside_others() -> None:
+    family = ImportsLate()
+    scorer = Scorer(TaskSource([TaskChoice(family=family, config={})]), side_by_side=3)
+    tasks = [family.make({}, seed, 0) for seed in range(4)]
+
+    class Cold:
+        spoiled = 0
+
+        def score(self, task: Task, texts: Sequence[str]) -> list[float | None]:
+            raise NotBegun(str(task.ref.seed))
+
+        def close(self) -> None:
+            pass
+
+    scorer._sandboxes = [Cold(), Cold(), Cold()]  # type: ignore[list-item]
+    with pytest.raises(NotBegun):
+        scorer.score_each([(task, HONEST) for task in tasks])
+    assert scorer.score_each([(task, HONEST) for task in tasks], own=True) == [None] * 4
+
+
 def test_sandbox_that_dies_is_started_again(scorer: Scorer, tasks: list[Task]) -> None:
     assert scorer.score_each([(tasks[0], HONEST)]) == [0.75]
-    sandbox = scorer._sandbox
-    assert sandbox is not None
+    (sandbox,) = scorer._sandboxes
     assert sandbox._process is not None
     sandbox._process.kill()
     sandbox._process.wait()
