@@ -274,9 +274,21 @@ def test_family_that_does_not_begin_is_told_of_from_beside_others() -> None:
         def close(self) -> None:
             pass
 
-    scorer._sandboxes = [Cold(), Cold(), Cold()]  # type: ignore[list-item]
+    class Slow(Cold):
+        busy = False
+
+        def score(self, task: Task, texts: Sequence[str]) -> list[float | None]:
+            self.busy = True
+            time.sleep(0.3)
+            self.busy = False
+            return [0.5] * len(texts)
+
+    slow = Slow()
+    scorer._sandboxes = [Cold(), slow, Cold()]  # type: ignore[list-item]
     with pytest.raises(NotBegun):
         scorer.score_each([(task, HONEST) for task in tasks])
+    assert not slow.busy, "a sandbox that is in use would be given other texts"
+    scorer._sandboxes = [Cold(), Cold(), Cold()]  # type: ignore[list-item]
     assert scorer.score_each([(task, HONEST) for task in tasks], own=True) == [None] * 4
 
 
