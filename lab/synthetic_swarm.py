@@ -29,6 +29,7 @@ from shoal.node.dashboard.settings import JoinFacts, SettingFacts, Settings
 from shoal.node.peer_facts import PeerFacts, summary_of
 from shoal.node.reporting import events
 from shoal.node.reporting.events import Event
+from shoal.node.sapo.dialogue import TURN
 from shoal.protocol.identity import Identity
 from shoal.protocol.swarm_link import join_line
 
@@ -394,13 +395,13 @@ class SyntheticSwarm:
         ]
 
     async def group(self, digest: str) -> GroupText | None:
-        """See `Source`. One of the answers tries to be more than text."""
+        """See `Source`. One of the answers tries to be more than text, one is a dialogue."""
         known = next((group for group in self._groups() if group.digest == digest), None)
         if known is None:
             return None
         texts = (
             "Let me add them up: 37 + 58 = 95, and 95 - 12 = 83.\n<answer>83</answer>",
-            "<answer>85</answer>",
+            f"<answer>85</answer>{TURN}lower{TURN}<answer>79</answer>",
             '<img src=x onerror="document.title=\'owned\'"><script>document.title = "owned"</script>',
             "The sum is 95. Taking away 12 leaves 83.\n<answer>83</answer>",
         )

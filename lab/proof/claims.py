@@ -89,7 +89,7 @@ CLAIMS: Final[tuple[Claim, ...]] = (
     Claim("two hours with a fault a minute", "shoal soak", NODE, wanted=SOAK, full=True),
     Claim(
         "failures by Poisson",
-        "shoal bench goodput --minutes 3",
+        "shoal bench goodput --minutes 5",
         NODE,
         why="steps of a trainer that is killed are lost up to its last snapshot, and all stand still at a round's end",
     ),

@@ -20,6 +20,9 @@ function drawFacts(known, sources) {
   list.replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }
 
+// A dialogue's text has by turns what a policy said and, marked, what its environment answered.
+const turns = (text) => text.split("\x1e").map((part, at) => (at % 2 ? make("b", {}, `\n${readable(part)}\n`) : readable(part)));
+
 const age = (group, now) => (now > group.came ? `${plural(now - group.came, "round")} ago` : "in this round");
 
 export function drawRollouts({ node, groups, sources }) {
@@ -57,7 +60,7 @@ async function read(group) {
   if (reading !== group.digest) return;
   const parts = [make("h3", {}, "Question"), make("pre", {}, readable(found.question))];
   found.completions.forEach((text, index) => {
-    parts.push(make("h3", {}, `Answer ${index + 1} · `, score(found.rewards[index] ?? null)), make("pre", {}, readable(text)));
+    parts.push(make("h3", {}, `Answer ${index + 1} · `, score(found.rewards[index] ?? null)), make("pre", {}, ...turns(text)));
   });
   page.replaceChildren(...parts);
   page.scrollTop = 0;

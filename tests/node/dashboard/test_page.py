@@ -217,6 +217,8 @@ def test_texts_of_others_stay_text(tmp_path: Path) -> None:
         opened(page, served)
         page.until("document.querySelectorAll('#reading pre').length === 5")
         assert "<script>" in page.text("#reading")
+        assert page.text("#reading pre b").strip() == "lower"
+        assert "<answer>85</answer>\nlower\n<answer>79</answer>" in page.text("#reading")
         assert page.count("[data-phase]:not([hidden])") == 0, "no round here has these phases"
         assert "others’ 0.40 in 1 group" in page.text("#rollout-facts")
         assert "Refusedno variance 1" in page.text("#rollout-facts")
