@@ -62,6 +62,7 @@ SHORT_RUN: Final = "0.8 M tokens are too few for it; results.md has that of 24.6
 SIMULATED: Final = "python -m shoal.lab.simulate.many --seeds"
 MUTATED: Final = "python -m tests.fuzz.campaign --count"
 SHORT_TRAINING: Final = "shoal bench train --nodes 4 --tokens 819200"
+SHORT_OF_EIGHT: Final = "shoal bench train --nodes 8 --tokens 819200"
 WIRE: Final = (*ROUNDS, "lab/bench/train.py", "lab/bench/train_swarm.py")
 
 CLAIMS: Final[tuple[Claim, ...]] = (
@@ -133,6 +134,14 @@ CLAIMS: Final[tuple[Claim, ...]] = (
     Claim("bytes of 2 bits", f"{SHORT_TRAINING} --codec 2bit --inner-steps 10", WIRE, why=SHORT_RUN),
     Claim("bytes of streaming", f"{SHORT_TRAINING} --strategy streaming --inner-steps 20", WIRE, why=SHORT_RUN),
     Claim("bytes of sparse", f"{SHORT_TRAINING} --strategy sparse --inner-steps 10", WIRE, why=SHORT_RUN),
+    Claim("bytes of diloco, eight nodes", f"{SHORT_OF_EIGHT} --strategy diloco --inner-steps 10", WIRE, why=SHORT_RUN),
+    Claim(
+        "bytes of streaming, eight nodes",
+        f"{SHORT_OF_EIGHT} --strategy streaming --inner-steps 20",
+        WIRE,
+        why=SHORT_RUN,
+    ),
+    Claim("bytes of sparse, eight nodes", f"{SHORT_OF_EIGHT} --strategy sparse --inner-steps 10", WIRE, why=SHORT_RUN),
     Claim("the reward of rollouts", "shoal bench rollouts", ROLLOUTS),
     Claim("the reward of rollouts, from 0.05", "shoal bench rollouts --warm-up-reward 0.05", ROLLOUTS),
     Claim(
