@@ -30,7 +30,7 @@ from shoal.node.sapo.following import Following
 from shoal.node.sapo.held_out import HeldOut, held_out_tasks
 from shoal.node.sapo.learner import DrawTask, Learner, LearnerSettings
 from shoal.node.sapo.past_policies import PastPolicies
-from shoal.node.sapo.policies import PolicyLimits, load_policy
+from shoal.node.sapo.policies import PolicyLimits, load_policy, whole
 from shoal.node.sapo.replay import Replayer
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import TaskSource
@@ -64,7 +64,8 @@ class Agent:
         section = begin.rollouts
         draw = partial(source.draw, begin.swarm_id, begin.me)
         factory = load_policy(begin.policy, begin.options)
-        policy = factory.build(PolicyLimits.of(section, seed=begin.seed, device=begin.device, data=begin.data))
+        limits = PolicyLimits.of(section, seed=begin.seed, device=begin.device, data=begin.data)
+        policy = whole(begin.policy, factory.build(limits))
         self.learner = Learner(
             policy,
             LearnerSettings(

@@ -36,8 +36,11 @@ REPLY_LIMIT_BYTES = 64 << 20
 TOKEN_IDS = 2**32
 """Tokens are below it, whatever the vocabulary."""
 REFUSAL_LIMIT_CHARS = 200
-ENDS = ("stop", "length")
+CUT = "length"
+ENDS = ("stop", CUT)
 """The reasons for which a completion is finished."""
+TOKEN_CHARS = 4
+"""Characters of a token, where nobody says how many tokens a text is."""
 
 Prompt = str | tuple[int, ...]
 """A text, or its tokens, which engines take too."""
@@ -80,10 +83,16 @@ def together(max_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A finished completion. drawn: None from an engine that gives no log-probabilities."""
+    """A finished completion. drawn: None from an engine that gives no log-probabilities. cut: the limit ended it."""
 
     text: str
     drawn: Drawn | None
+    cut: bool = False
+
+    @property
+    def least_tokens(self) -> int:
+        """How many tokens it has, or may be taken to have where the engine does not say."""
+        return len(self.text) // TOKEN_CHARS + 1 if self.drawn is None else len(self.drawn.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +206,9 @@ def _completion(choice: _Choice, request: CompletionsRequest, vocabulary: int) -
     if choice.finish_reason not in ENDS:
         raise RemoteError(f"a completion is not finished, but ended by {choice.finish_reason!r:.40}")
     log_probs = None if choice.logprobs is None else choice.logprobs.token_logprobs
+    cut = choice.finish_reason == CUT
     if not log_probs:
-        return Completion(text=choice.text, drawn=None)
+        return Completion(text=choice.text, drawn=None, cut=cut)
     if len(log_probs) > request.max_tokens:
         raise RemoteError(f"a completion has {len(log_probs)} tokens where {request.max_tokens} were the most")
     known = [value for value in log_probs if value is not None]
@@ -210,7 +220,7 @@ def _completion(choice: _Choice, request: CompletionsRequest, vocabulary: int) -
     if not all(0 <= token < vocabulary for token in tokens):
         raise RemoteError("a token is not in the vocabulary")
     try:
-        return Completion(text=choice.text, drawn=Drawn.of(known, tokens))
+        return Completion(text=choice.text, drawn=Drawn.of(known, tokens), cut=cut)
     except OverflowError:
         raise RemoteError("a log-probability does not fit 32 bits") from None
     except ValueError as error:  # checked there alone, in the precision in which they are kept

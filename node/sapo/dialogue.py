@@ -20,12 +20,18 @@ answers again, and one in which they stand otherwise is worth 0. A family of you
 from __future__ import annotations
 
 import logging
+import math
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeGuard
 
+from shoal.node.sapo.sandbox import TEXT_LIMIT_S
+from shoal.node.sapo.sandbox_process import Overdue, limited
+from shoal.node.sapo.scorer_faults import PERIOD_S, line_in
 from shoal.node.sapo.tasks import Config, Task, TaskFamily
 from shoal.protocol.errors import ConfigError
 
@@ -34,6 +40,9 @@ TURN: Final = "\x1e"
 TURN_LIMIT: Final = 64
 """Times that a policy says something in one dialogue."""
 REPLY_LIMIT_CHARS: Final = 4096
+
+_told_at: dict[str, float] = {}
+"""By family, when a fault of its environment was told last."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +68,14 @@ def turns_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 class Dialogue(TaskFamily):
     """Tasks of one kind in which an environment answers. See `TaskFamily` for the rest."""
 
+    scored_by = "outcome"
+
     @abstractmethod
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
         """Return the environment's answer to the newest of `said`: the same for the same; None where it is over.
 
-        What it raises ends the dialogue.
+        What it raises ends the dialogue, and so does an answer that takes more than `TEXT_LIMIT_S`; whoever scores the
+        dialogue makes all of its answers within that time.
         """
 
     @abstractmethod
@@ -88,10 +100,8 @@ class Dialogue(TaskFamily):
         said: list[str] = []
         replies: list[str] = []
         while (text := self.say(task, tuple(said))) is not None:
-            if not isinstance(text, str) or TURN in text or len(said) == TURN_LIMIT:
-                raise ConfigError(
-                    f"say() of family {self.name!r} ends no dialogue, or returned what is no text; correct it"
-                )
+            if not isinstance(text, str) or TURN in text:
+                raise ConfigError(f"say() of family {self.name!r} returned what is no text of one turn; correct it")
             said.append(text)
             reply = self.answered(task, said)
             if reply is None:
@@ -99,25 +109,47 @@ class Dialogue(TaskFamily):
             replies.append(reply)
         return None
 
+    def warm_up(self, task: Task) -> None:
+        """See `TaskFamily`."""
+        for warm in (self.reply, self.outcome):
+            with suppress(Exception):  # what it raises for no word at all does not matter
+                warm(task, ("",))
+
     def make(self, config: Config, seed: int, index: int) -> Task:
         """See `TaskFamily`: a task that answers."""
         task = super().make(config, seed, index)
         return replace(task, answering=partial(self.answered, task))
 
     def answered(self, task: Task, said: Sequence[str]) -> str | None:
-        """Return what `reply` does; None, and a word to the log, where that is no answer."""
+        """Return what `reply` does; None, and a word to the log, where that is no answer, or takes too long."""
         if len(said) >= TURN_LIMIT:
             return None
         try:
-            reply: object = self.reply(task, tuple(said))
+            with limited(TEXT_LIMIT_S):
+                reply: object = self.reply(task, tuple(said))
+            if reply is None or _is_answer(reply):
+                return reply
+            what = "returned what is no answer"
+        except Overdue:
+            what = f"took more than {TEXT_LIMIT_S:g} s"
         except Exception as error:  # a user's family may raise anything; what it says may have the text in it
-            logger.error("reply() of family %r raised %s; its dialogue ends there", self.name, type(error).__name__)
-            return None
-        if reply is None or (isinstance(reply, str) and TURN not in reply and len(reply) <= REPLY_LIMIT_CHARS):
-            return reply
-        logger.error(
-            "reply() of family %r returned no text of at most %d characters; its dialogue ends there",
-            self.name,
-            REPLY_LIMIT_CHARS,
-        )
+            code = type(self).reply.__code__
+            line = line_in(code.co_filename, error.__traceback__)
+            what = f"raised {type(error).__name__} at {code.co_filename}, line {line}"
+        now = time.monotonic()
+        if now - _told_at.get(self.name, -math.inf) >= PERIOD_S:
+            _told_at[self.name] = now
+            logger.error(
+                "reply() of family %r %s: its dialogue ends there; correct it, to return None or a text of at most %d "
+                "characters",
+                self.name,
+                what,
+                REPLY_LIMIT_CHARS,
+            )
         return None
+
+
+def _is_answer(reply: object) -> TypeGuard[str]:
+    if not isinstance(reply, str) or TURN in reply or len(reply) > REPLY_LIMIT_CHARS:
+        return False
+    return reply.isascii() or not any("\ud800" <= char <= "\udfff" for char in reply)

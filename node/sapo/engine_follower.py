@@ -21,10 +21,10 @@ from shoal.node.sapo.completions import Prompt, Reply
 from shoal.node.sapo.daemon_line import DaemonLine, run
 from shoal.node.sapo.following import Following
 from shoal.node.sapo.groups import JudgedGroup
-from shoal.node.sapo.policies import PolicyLimits, load_policy
+from shoal.node.sapo.policies import PolicyLimits, load_policy, whole
 from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.policy_export import ExportingPolicy
-from shoal.node.sapo.sampler_process import IN_FLIGHT, Sampler
+from shoal.node.sapo.sampler_process import IN_FLIGHT, Sampler, _Dialogue
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.node.sapo.turns import context_of
@@ -52,7 +52,7 @@ class FollowingSampler(Sampler):
         if begin.averages is None:
             raise LocalError("an engine is to follow, and policies are not averaged")
         limits = PolicyLimits.of(begin.rollouts, seed=begin.seed, device="cpu", data=begin.data)
-        policy = load_policy(begin.policy, begin.options).build(limits)
+        policy = whole(begin.policy, load_policy(begin.policy, begin.options).build(limits))
         if not isinstance(policy, ExportingPolicy):
             raise ConfigError(
                 f"--engine: the policy {begin.policy!r} has no format that an engine reads; without --engine the node "
@@ -99,6 +99,11 @@ class FollowingSampler(Sampler):
     def _prompt(self, task: Task, said: Sequence[str], replies: Sequence[str]) -> Prompt | None:
         """The tokens that trainers have for it, a chat template's among them."""
         return context_of(self._held.policy, task, said, replies)
+
+    def _room(self, task: Task, dialogue: _Dialogue, prompt: Prompt) -> int:
+        """See `Sampler`: here the tokens are known."""
+        first = self._held.policy.encode_prompt(task.question)
+        return self._begin.rollouts.completion_tokens - (len(prompt) - len(first))
 
     def _scored(self, task: Task, drawn: Reply) -> JudgedGroup | None:
         if drawn.policy != self._policy:

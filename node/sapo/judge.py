@@ -247,7 +247,10 @@ def _known(rewards: Sequence[float | None], origin: PeerId) -> tuple[float, ...]
 
 
 def _comparable(task: Task, texts: Sequence[str]) -> list[bytes]:
-    """Fingerprints of the texts that are long enough to be somebody's own; of a dialogue, of what was said in it."""
-    own = texts if task.answering is None else [TURN.join(turns_in(text)[0]) for text in texts]
-    encoded = (text.encode(errors="replace") for text in own)
-    return [digest_of(text) for text in encoded if len(text) >= COPY_LEAST_BYTES]
+    """Fingerprints of the texts that are long enough to be somebody's own.
+
+    Of a dialogue it is what was said, whatever was answered, and one of its turns has to be so long.
+    """
+    own = ((text,) if task.answering is None else turns_in(text)[0] for text in texts)
+    encoded = ([turn.encode(errors="replace") for turn in turns] for turns in own)
+    return [digest_of(TURN.encode().join(turns)) for turns in encoded if max(map(len, turns)) >= COPY_LEAST_BYTES]

@@ -89,6 +89,14 @@ def load_policy(name: str, options: Mapping[str, Scalar]) -> PolicyFactory:
     return cast(PolicyFactory, policy)
 
 
+def whole(name: str, policy: Policy) -> Policy:
+    """Return a policy that was built. Raises ConfigError where it lacks what would be missed amid a round only."""
+    for member in ("completion_limit", "encode_reply", "drawn_by"):
+        if not hasattr(policy, member):
+            raise ConfigError(f"policy {name!r} has no {member}; it must be as shoal.node.sapo.policy.Policy says")
+    return policy
+
+
 def factory_of(name: str) -> type:
     """Import the class of the factory called `name`. Raises ConfigError as `load_policy`."""
     return import_class(f"policy {name!r}", BUILT_IN[name] if name in BUILT_IN else _installed(name))

@@ -108,7 +108,10 @@ class Policy(Protocol):
         *,
         enough: Callable[[], bool] | None = None,
     ) -> int:
-        """Draw tokens in one batch until every rollout is done, or `enough()` after a step. Returns how many tokens."""
+        """Draw tokens in one batch until every rollout is done, or `enough()` after a step. Returns how many tokens.
+
+        A rollout that is done has left the batch before `enough` is asked, which may add tokens to it and open it anew.
+        """
 
     def log_probs(self, samples: Sequence[Sample]) -> torch.Tensor:
         """Log-probabilities of the completions' tokens at the policy's temperature, with gradient.

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -19,10 +20,10 @@ from typing import Final
 from shoal.node.option import HostPort
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS
 from shoal.node.sapo.agent_messages import Begin, Ready, RoundReport, Waiting
-from shoal.node.sapo.completions import Completion, Prompt, Reply, version_of
+from shoal.node.sapo.completions import TOKEN_CHARS, Completion, Prompt, Reply, version_of
 from shoal.node.sapo.daemon_line import DaemonLine, DaemonSharing, run
 from shoal.node.sapo.dialogue import as_said, transcript
-from shoal.node.sapo.engine_client import EngineClient
+from shoal.node.sapo.engine_client import REQUEST_DEADLINE_S, EngineClient
 from shoal.node.sapo.groups import JudgedGroup, all_known, mean
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskSource, makeable
@@ -31,10 +32,17 @@ from shoal.protocol.rollouts import COMPLETION_LIMIT, SAMPLING_SEEDS, Sampling, 
 
 IN_FLIGHT: Final = 4
 """Groups that are drawn at a time: an engine that batches has some, and one that does not has them wait."""
-REPLY_TOKEN_CHARS: Final = 4
-"""Of what an environment answers, for each token that is left for the policy: the engine alone knows how many it is."""
 TURN_SEEDS: Final = COMPLETION_LIMIT
 """The seeds of a turn's completions are so far from those of the next."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Dialogue:
+    """A dialogue that an engine draws. spent: of the tokens that it may have, as far as one can tell from here."""
+
+    said: list[str]
+    replies: list[str]
+    spent: int = 0
 
 
 class Sampler:
@@ -79,6 +87,8 @@ class Sampler:
         drawing = {pool.submit(self._draw, task): task for task in tasks}
         for one in as_completed(drawing):
             drawn = one.result()
+            if drawn is not None and drawing[one].answering is not None:
+                drawn = self._go_on(pool, drawing[one], drawn)
             if drawn is None:
                 continue
             tokens += drawn.tokens
@@ -102,41 +112,68 @@ class Sampler:
         return report
 
     def _draw(self, task: Task) -> Reply | None:
-        seed = sampling_seed(self._begin.swarm_id, self._begin.me, self._round, task.ref.index)
-        size = self._begin.rollouts.group_size
         prompt = self._prompt(task, (), ())
-        group = None if prompt is None else self._client.group(prompt, size, seed)
-        if group is None or task.answering is None:
-            return group
-        dialogues = [self._go_on(task, group, at, seed + at) for at in range(size)]
-        whole = [one for one in dialogues if one is not None]
-        if len(whole) < size:
+        if prompt is None:
             return None
-        tokens = group.tokens + sum(tokens for _, tokens in whole)
-        completions = tuple(Completion(text=text, drawn=None) for text, _ in whole)
-        return Reply(policy=group.policy, completions=completions, tokens=tokens)
+        return self._client.group(prompt, self._begin.rollouts.group_size, self._seed(task))
 
-    def _go_on(self, task: Task, group: Reply, at: int, seed: int) -> tuple[str, int] | None:
-        """Return the transcript of a dialogue after its first turn, and the tokens of its others.
+    def _seed(self, task: Task) -> int:
+        return sampling_seed(self._begin.swarm_id, self._begin.me, self._round, task.ref.index)
 
-        None if its policy changed meanwhile, or the engine does not manage.
+    def _go_on(self, pool: ThreadPoolExecutor, task: Task, first: Reply) -> Reply | None:
+        """Have the dialogues of a group, of which the first turn is drawn, go on turn by turn to their ends.
+
+        None if their policy changes, the engine does not manage, or all of it takes too long. The environment answers
+        here, in the thread in which it can be interrupted.
         """
-        assert task.answering is not None
-        said, replies = [as_said(group.completions[at].text)], list[str]()
-        left, more = self._begin.rollouts.completion_tokens - group.tokens // len(group.completions), 0
-        while (reply := task.answering(said)) is not None:
-            left -= len(reply) // REPLY_TOKEN_CHARS + 1
-            prompt = self._prompt(task, said, [*replies, reply])
-            if left < 1 or prompt is None:
-                break
-            drawn = self._client.group(prompt, 1, (seed + TURN_SEEDS * len(said)) % SAMPLING_SEEDS, max_tokens=left)
-            if drawn is None or drawn.policy != group.policy:
+        ends_at, tokens = time.monotonic() + REQUEST_DEADLINE_S, first.tokens
+        dialogues = [_Dialogue(said=[], replies=[]) for _ in first.completions]
+        newest = dict(enumerate(first.completions))
+        while newest:
+            turns: dict[Future[Reply | None], int] = {}
+            for at, completion in newest.items():
+                one = dialogues[at]
+                one.said.append(as_said(completion.text))
+                one.spent += completion.least_tokens
+                prompt = None if completion.cut else self._next_prompt(task, one)
+                if prompt is not None:
+                    seed = (self._seed(task) + at + TURN_SEEDS * len(one.said)) % SAMPLING_SEEDS
+                    room = self._room(task, one, prompt)
+                    turns[pool.submit(self._client.group, prompt, 1, seed, max_tokens=room)] = at
+            newest = {}
+            for turn, at in turns.items():
+                drawn = turn.result()
+                if drawn is None or drawn.policy != first.policy:
+                    return None
+                tokens += drawn.tokens
+                (newest[at],) = drawn.completions
+            if newest and time.monotonic() > ends_at:
+                self._line.send(
+                    Waiting(reason=f"a group's dialogues took the engine more than {REQUEST_DEADLINE_S:g} s")
+                )
                 return None
-            left -= drawn.tokens
-            more += drawn.tokens
-            replies.append(reply)
-            said.append(as_said(drawn.completions[0].text))
-        return transcript(said, replies), more
+        texts = [transcript(one.said, one.replies) for one in dialogues]
+        return Reply(
+            policy=first.policy, completions=tuple(Completion(text=text, drawn=None) for text in texts), tokens=tokens
+        )
+
+    def _next_prompt(self, task: Task, dialogue: _Dialogue) -> Prompt | None:
+        """Have the environment answer, and return what the engine goes on from; None where the dialogue is over."""
+        assert task.answering is not None
+        reply = task.answering(dialogue.said)
+        if reply is None:
+            return None
+        prompt = self._prompt(task, dialogue.said, [*dialogue.replies, reply])
+        spent = dialogue.spent + len(reply) // TOKEN_CHARS + 1
+        if prompt is None or self._room(task, replace(dialogue, spent=spent), prompt) < 1:
+            return None
+        dialogue.replies.append(reply)
+        dialogue.spent = spent
+        return prompt
+
+    def _room(self, task: Task, dialogue: _Dialogue, prompt: Prompt) -> int:
+        """How many tokens are left for the policy in a dialogue that goes on from `prompt`."""
+        return self._begin.rollouts.completion_tokens - dialogue.spent
 
     def _prompt(self, task: Task, said: Sequence[str], replies: Sequence[str]) -> Prompt | None:
         """Return what the engine goes on from; None if that cannot be said. replies: as many as `said`."""

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from types import TracebackType
 
-from shoal.node.sapo.dialogue import Dialogue
 from shoal.node.sapo.tasks import TaskFamily
 
 PERIOD_S = 60.0
@@ -80,11 +79,11 @@ def of_shoal(family: TaskFamily) -> bool:
 
 def scorer_name(family: TaskFamily) -> str:
     """Return the name of what a family's author wrote to score."""
-    return "outcome()" if isinstance(family, Dialogue) else "score()"
+    return f"{family.scored_by}()"
 
 
 def _scorer(family: TaskFamily) -> object:
-    return getattr(type(family), scorer_name(family).removesuffix("()"))
+    return getattr(type(family), family.scored_by)
 
 
 def scorer_file(family: TaskFamily) -> str:

@@ -62,8 +62,8 @@ class Scorer:
         self._faults = Faults()
         self._side_by_side = side_by_side or min(SANDBOXES_LIMIT, max(1, (os.cpu_count() or 1) // CORES_EACH))
         self._sandboxes: list[Sandbox] = []
-        self._threads = ThreadPoolExecutor(self._side_by_side, thread_name_prefix="scoring")
-        """They stay: the process of a sandbox ends with the thread that started it."""
+        self._threads: ThreadPoolExecutor | None = None
+        """They stay until all is closed: the process of a sandbox ends with the thread that started it."""
 
     def __enter__(self) -> Scorer:
         return self
@@ -95,9 +95,11 @@ class Scorer:
 
     def close(self) -> None:
         """End the scoring processes that run."""
-        self._threads.shutdown()
-        for sandbox in self._sandboxes:
-            sandbox.close()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        while self._sandboxes:
+            self._sandboxes.pop().close()
 
     @property
     def source(self) -> TaskSource:
@@ -161,8 +163,15 @@ class Scorer:
 
         if len(sandboxes) < 2:
             return chain.from_iterable(map(score, sandboxes))
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._side_by_side, thread_name_prefix="scoring")
         scoring = [self._threads.submit(score, sandbox) for sandbox in sandboxes]
-        wait(scoring)  # before what one of them raises: no sandbox is left in use
+        try:
+            wait(scoring)  # before what one of them raises: no sandbox is left in use
+        finally:
+            with suppress(Empty):  # unless this wait was interrupted they have come to the end
+                while True:
+                    jobs.get_nowait()
         return chain.from_iterable(one.result() for one in scoring)
 
     def _score_directly(self, family: TaskFamily, task: Task, texts: Sequence[str]) -> Sequence[float | None]:

@@ -104,6 +104,8 @@ class TaskFamily(ABC):
     version: str
     """Of generator and scorer together: nodes with other versions do not exchange this family's rollouts."""
     scoring: Scoring = "sandbox"
+    scored_by: str = "score"
+    """The name of the method that a family's author wrote to score."""
     executes_text: bool = False
     """True where `score` runs the text as a program. Such a text could set its own reward, so only this node's own is
     scored; where this is False, a text that is about to be executed is worth 0."""
@@ -205,7 +207,7 @@ def check_options(family: str, config: Config, options: Mapping[str, Container[A
         if key not in options:
             hint = f"{did_you_mean(key, options)}; it has {', '.join(options) or 'none'}"
             raise ConfigError(f"task family {family!r} has no setting {key!r}{hint}")
-        if value not in options[key]:
+        if value not in options[key] or (isinstance(options[key], range) and type(value) is not int):
             raise ConfigError(f"task family {family!r}: {key} = {value!r} is not in {options[key]}")
 
 

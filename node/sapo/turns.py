@@ -1,4 +1,4 @@
-"""Dialogues in a policy's tokens: turns that it draws, and between them what the environment answered.
+"""Draws a dialogue turn by turn, and reads one that somebody else drew.
 
 All of a dialogue is one completion. A turn ends with the policy's end token; what the environment answers comes in as
 tokens that were *given* (`Policy.encode_reply`), which count for the completion's limit and for no gradient. A task of
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shoal.node.sapo.dialogue import as_said, transcript, turns_in
+from shoal.node.sapo.dialogue import TURN_LIMIT, as_said, transcript, turns_in
 from shoal.node.sapo.policy import Policy, Rollout, Sample, Span
-from shoal.node.sapo.sandbox import TEXT_LIMIT_S
-from shoal.node.sapo.sandbox_process import Overdue, limited
 from shoal.node.sapo.tasks import Task
 
 Dialogue = tuple[Task, Rollout]
@@ -42,6 +40,7 @@ def extend_dialogues(
         answered: list[Rollout] = []
 
         def pause(going: list[Rollout] = going, answered: list[Rollout] = answered) -> bool:
+            """Have environments answer; true if the others need not go on without those that were answered."""
             ended = [(task, rollout) for task, rollout in dialogues if rollout.done and rollout.open]
             answered += [rollout for task, rollout in ended if answer(policy, task, rollout)]
             return enough() or 0 < sum(not rollout.done for rollout in going) <= 2 * len(answered)
@@ -59,15 +58,11 @@ def extend_dialogues(
 def answer(policy: Policy, task: Task, rollout: Rollout) -> bool:
     """Have the environment of a dialogue answer the turn that ended; False, and the dialogue over, if it does not.
 
-    It is also over where the limit leaves the next turn no room, or the answer takes too long.
+    It is also over where the limit leaves the next turn no room.
     """
     reply = None
     if task.answering is not None and len(rollout.tokens) < policy.completion_limit:
-        try:
-            with limited(TEXT_LIMIT_S):
-                reply = task.answering(said_in(policy, task, rollout))
-        except Overdue:
-            pass
+        reply = task.answering(said_in(policy, task, rollout))
     tokens = () if reply is None else policy.encode_reply(reply)
     start = len(rollout.tokens)
     if reply is None or start + len(tokens) >= policy.completion_limit:
@@ -95,10 +90,10 @@ def text_of(policy: Policy, task: Task, rollout: Rollout) -> str:
 
 def encoded(policy: Policy, task: Task, text: str) -> Sample | None:
     """Return somebody else's completion in the policy's tokens; None if these cannot express what was said."""
-    prompt = policy.encode_prompt(task.question)
-    said, replies = _parts(task, text)
-    if len(replies) >= len(said):
+    prompt, parts = policy.encode_prompt(task.question), _parts(task, text)
+    if parts is None:
         return None
+    said, replies = parts
     completion: list[int] = []
     given: list[Span] = []
     for at, turn in enumerate(said):
@@ -106,7 +101,9 @@ def encoded(policy: Policy, task: Task, text: str) -> Sample | None:
         if tokens is None:
             return None
         completion += tokens
-        if at < len(replies) and len(completion) < policy.completion_limit:
+        if len(completion) >= policy.completion_limit:
+            break
+        if at < len(replies):
             start = len(completion)
             completion += policy.encode_reply(replies[at])
             given.append((start, min(len(completion), policy.completion_limit)))
@@ -130,11 +127,13 @@ def context_of(policy: Policy, task: Task, said: Sequence[str], replies: Sequenc
 def given_in(policy: Policy, task: Task, text: str, tokens: Sequence[int], *, end: int) -> tuple[Span, ...] | None:
     """Return the spans of a stranger's tokens that its environment gave; None if they are not those of `text`.
 
-    The tokens are below the policy's vocabulary. A whole completion goes on to the end token, or to the limit.
+    The tokens are below the policy's vocabulary. The last turn goes on to the end token, or to the limit; that its
+    environment had nothing more to answer is not asked.
     """
-    said, replies = _parts(task, text)
-    if len(replies) >= len(said):
+    parts = _parts(task, text)
+    if parts is None:
         return None
+    said, replies = parts
     given: list[Span] = []
     at = 0
     for number, turn in enumerate(said):
@@ -158,5 +157,9 @@ def _said(policy: Policy, task: Task, tokens: Sequence[int]) -> str:
     return text if task.answering is None else as_said(text)
 
 
-def _parts(task: Task, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return turns_in(text) if task.answering is not None else ((text,), ())
+def _parts(task: Task, text: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """What was said and answered; None for what is no transcript."""
+    if task.answering is None:
+        return (text,), ()
+    said, replies = turns_in(text)
+    return (said, replies) if len(replies) < len(said) <= TURN_LIMIT else None

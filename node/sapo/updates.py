@@ -82,20 +82,24 @@ def external_rows(group: JudgedGroup, policy: Policy) -> list[Row] | None:
         sample = encoded(policy, group.task, text)
         if sample is None:
             return None
-        log_probs = None if drawn is None else _as_drawn(drawn, sample.completion)
+        log_probs = None if drawn is None else _as_drawn(drawn, sample)
         if log_probs is not None:
             sample = replace(sample, completion=sample.completion[: len(log_probs)])
         rows.append(Row(sample=sample, advantage=advantage, drawn=log_probs, external=True))
     return rows
 
 
-def _as_drawn(drawn: Drawn, completion: tuple[int, ...]) -> tuple[float, ...] | None:
+def _as_drawn(drawn: Drawn, sample: Sample) -> tuple[float, ...] | None:
     """Labels that another gave a completion, if its tokens are those that this policy has for the text; else None.
 
-    An engine may leave out the token that ended the completion. No token of a stranger's reaches the model.
+    An engine may leave out the token that ended the completion, which no environment gave. No token of a stranger's
+    reaches the model.
     """
-    ids = drawn.ids()
-    if not ids or len(completion) - len(ids) not in (0, 1) or completion[: len(ids)] != ids:
+    ids, completion = drawn.ids(), sample.completion
+    missing = len(completion) - len(ids)
+    if not ids or missing not in (0, 1) or completion[: len(ids)] != ids:
+        return None
+    if missing and any(stop == len(completion) for _, stop in sample.given):
         return None
     return drawn.values()
 

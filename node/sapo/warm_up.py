@@ -99,10 +99,11 @@ class Lessons:
         task = next(makeable(lambda _: choice.family.make(choice.settings, self._seed(), 0)))
         answer = choice.family.answer(task)
         if answer is None:
+            teacher = "solution(self, task)" if task.answering is None else "say(self, task, said)"
             raise ConfigError(
                 f"the task family {choice.family.name!r} has no right answer to teach this policy first; write "
-                "`def solution(self, task)` in its class, which returns one, or warm_up_updates = 0 in "
-                "[workload.options] for no teaching"
+                f"`def {teacher}` in its class, which returns one, or warm_up_updates = 0 in [workload.options] for no "
+                "teaching"
             )
         return Lesson(task=task, answer=answer)
 

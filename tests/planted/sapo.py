@@ -38,19 +38,65 @@ SAPO: tuple[Bug, ...] = (
         "what an environment raises ends the agent",
         f"{DIALOGUE}::test_dialogue_ends_where_its_environment_gives_no_answer_and_the_log_has_it",
         """
-            reply: object = self.reply(task, tuple(said))
+            what = f"took more than {TEXT_LIMIT_S:g} s"
         except Exception as error:  # a user's family may raise anything; what it says may have the text in it
         """,
         """
-            reply: object = self.reply(task, tuple(said))
+            what = f"took more than {TEXT_LIMIT_S:g} s"
         except OSError as error:
         """,
     ),
     bug(
-        "short guesses are taken for copies since the answers to them are alike",
-        f"{DIALOGUE}::test_short_guesses_are_nobodys_though_their_transcripts_are_long",
-        "own = texts if task.answering is None else [TURN.join(turns_in(text)[0]) for text in texts]",
-        "own = texts",
+        "an environment that never answers stops its agent",
+        f"{DIALOGUE}::test_dialogue_ends_where_its_environment_gives_no_answer_and_the_log_has_it",
+        "with limited(TEXT_LIMIT_S):",
+        "with limited(600 * TEXT_LIMIT_S):",
+    ),
+    bug(
+        "what an environment imports when it answers is missing in the sandbox",
+        "tests/node/sapo/test_sandbox.py"
+        "::test_environment_that_imports_when_it_answers_has_done_so_before_it_is_locked",
+        "for warm in (self.reply, self.outcome):",
+        "for warm in (self.outcome,):",
+    ),
+    bug(
+        "a stranger's label makes a mean of no tokens",
+        f"{TURNS}::test_label_that_leaves_out_what_the_environment_said_last_is_no_label",
+        "if missing and any(stop == len(completion) for _, stop in sample.given):",
+        "if False:",
+    ),
+    bug(
+        "a transcript of turns without end is read into tokens",
+        f"{TURNS}::test_transcripts_that_are_none_have_no_tokens",
+        "return (said, replies) if len(replies) < len(said) <= TURN_LIMIT else None",
+        "return (said, replies) if len(replies) < len(said) else None",
+    ),
+    bug(
+        "many short turns make honest peers' dialogues copies",
+        f"{DIALOGUE}::test_short_guesses_are_nobodys_though_there_are_many",
+        "for turns in encoded if max(map(len, turns)) >= COPY_LEAST_BYTES]",
+        "for turns in encoded if sum(map(len, turns)) >= COPY_LEAST_BYTES]",
+    ),
+    bug(
+        "an engine's dialogue has more tokens than a completion may have",
+        "tests/node/sapo/test_sampler_process.py::test_engines_dialogue_is_no_longer_than_a_completion_may_be",
+        "one.spent += completion.least_tokens",
+        "one.spent += 1",
+    ),
+    bug(
+        "a scorer that was closed is of no more use",
+        "tests/node/sapo/test_sandbox.py::test_scorer_that_was_closed_begins_anew",
+        """
+            self._threads.shutdown()
+            self._threads = None
+        """,
+        "self._threads.shutdown()",
+    ),
+    bug(
+        "who copies what was said in dialogues is not found, since it was answered otherwise",
+        f"{DIALOGUE}::test_copies_are_known_by_what_was_said_whatever_was_answered",
+        "own = ((text,) if task.answering is None else turns_in(text)[0] for text in texts)",
+        "own = ((text,) for text in texts)",
     ),
     bug(
         "a policy learns what its environment says",
@@ -108,7 +154,7 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "an engine's dialogue goes on by another policy than it began by",
         "tests/node/sapo/test_sampler_process.py::test_group_whose_policy_changed_between_two_turns_is_given_up",
-        "if drawn is None or drawn.policy != group.policy:",
+        "if drawn is None or drawn.policy != first.policy:",
         "if drawn is None:",
     ),
     bug(
@@ -725,8 +771,12 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "who made a group pays for scoring that did not begin here",
         "tests/node/sapo/test_sandbox.py::test_sandbox_that_does_not_begin_leaves_own_texts_out_and_says_so_of_others",
-        "    if not own:\n        raise\n    scored = [None] * len(places)",
-        "    scored = [None] * len(places)",
+        """
+                        if not own:
+                            raise
+                        scored.append((job, [None] * len(job.texts)))
+        """,
+        "scored.append((job, [None] * len(job.texts)))",
     ),
     bug(
         "a family that did not begin to score ends a judge",

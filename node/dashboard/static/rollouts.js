@@ -21,7 +21,7 @@ function drawFacts(known, sources) {
 }
 
 // A dialogue's text has by turns what a policy said and, marked, what its environment answered.
-const turns = (text) => text.split("\x1e").map((part, at) => (at % 2 ? make("b", {}, `\n${readable(part)}\n`) : readable(part)));
+const turns = (text) => text.split("\x1e", 127).map((part, at) => (at % 2 ? make("b", {}, `\n${readable(part)}\n`) : readable(part)));
 
 const age = (group, now) => (now > group.came ? `${plural(now - group.came, "round")} ago` : "in this round");
 

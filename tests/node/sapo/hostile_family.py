@@ -7,9 +7,11 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from shoal.node.sapo.dialogue import Dialogue
 from shoal.node.sapo.tasks import Config, Task, TaskFamily, check_options
 
 
@@ -149,3 +151,23 @@ class Hangs(Executes):
         while True:
             with suppress(OSError):  # a locked process may not even sleep
                 time.sleep(60)
+
+
+class AnswersLate(Dialogue):
+    """An environment that imports what it answers with when it is first asked, and knows no right word."""
+
+    name = "answers-late"
+    version = "1"
+
+    def question(self, config: Config, seed: int, index: int) -> str:
+        return "Say something"
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        import colorsys  # of what nothing else imports
+
+        return str(colorsys.rgb_to_hsv(0, 0, 1)[2]) if len(said) < 2 else None
+
+    def outcome(self, task: Task, said: Sequence[str]) -> float:
+        import wave  # another of that kind
+
+        return len(said) / 2 + 0 * len(wave.__all__)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Sequence
 
 import pytest
 
+from shoal.node.sapo import dialogue
 from shoal.node.sapo.dialogue import REPLY_LIMIT_CHARS, TURN, TURN_LIMIT, Dialogue, transcript, turns_in
 from shoal.node.sapo.families import check_name, load_choices, load_family
 from shoal.node.sapo.higher_lower import HigherLower
@@ -118,21 +120,27 @@ class Odd(Dialogue):
 
 @pytest.mark.parametrize(
     "answer",
-    [lambda: 1 / 0, 7, b"bytes", f"a{TURN}b", "x" * (REPLY_LIMIT_CHARS + 1)],
-    ids=["raises", "a number", "bytes", "ends a turn", "too long"],
+    [lambda: 1 / 0, 7, b"bytes", f"a{TURN}b", "x" * (REPLY_LIMIT_CHARS + 1), "\ud800", lambda: time.sleep(20)],
+    ids=["raises", "a number", "bytes", "ends a turn", "too long", "no Unicode", "takes too long"],
 )
 def test_dialogue_ends_where_its_environment_gives_no_answer_and_the_log_has_it(
-    answer: object, caplog: pytest.LogCaptureFixture
+    answer: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dialogue, "TEXT_LIMIT_S", 0.2)
+    monkeypatch.setattr(dialogue, "_told_at", {})
     family = Odd()
     family.answers = ["x" * REPLY_LIMIT_CHARS, answer]
     task = family.make({}, 0, 0)
     assert task.answering is not None
+    began = time.monotonic()
     with caplog.at_level(logging.ERROR, "shoal.node.sapo.dialogue"):
         assert task.answering(["one"]) == "x" * REPLY_LIMIT_CHARS
         assert not caplog.records
         assert task.answering(["one", "two"]) is None
-    assert "'odd'" in caplog.text
+        assert task.answering(["one", "two"]) is None
+    assert time.monotonic() - began < 15
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("reply() of family 'odd' "), "once a minute"
 
 
 def test_dialogue_has_a_last_turn_whatever_its_environment_says() -> None:
@@ -168,7 +176,8 @@ def test_dialogue_comes_by_its_name_and_says_what_a_config_may_have() -> None:
     assert isinstance(choice.family, HigherLower)
     with pytest.raises(ConfigError, match="did you mean 'higher_lower'"):
         load_family("higher_lowr")
-    for config in ({"numbers": 1}, {"turns": 0}, {"turns": TURN_LIMIT + 1}, {"rounds": 3}):
+    wrong = ({"numbers": 1}, {"turns": 0}, {"turns": TURN_LIMIT + 1}, {"rounds": 3}, {"numbers": 15.0}, {"turns": True})
+    for config in wrong:
         with pytest.raises(ConfigError, match="higher_lower"):
             TaskChoice(family=HigherLower(), config=config)
 
@@ -245,22 +254,24 @@ def test_who_puts_words_into_the_environments_mouth_is_a_liar() -> None:
 
 
 def test_copies_are_known_by_what_was_said_whatever_was_answered() -> None:
-    said = [[letter * 60, letter * 61] for letter in "abcd"]
+    index = next(at for at in range(20) if abs(int(numbers_of(ALICE, at)[0]) - int(numbers_of(BOB, at)[0])) > 1)
+    between = (int(numbers_of(ALICE, index)[0]) + int(numbers_of(BOB, index)[0])) // 2
+    said = [[f"{letter * 60} <answer>{between}</answer>", letter] for letter in "abcd"]
     judge = by_game()
     for origin, order, refused in ((ALICE, 0, None), (BOB, 1, Reason.COPIED)):
-        number, _ = numbers_of(origin, 0)
-        own, rewards = dialogues_of(origin, 0, [*said, [number]])
-        (found,) = judge.judge([offered(origin, 0, own, rewards, order)])
+        number, _ = numbers_of(origin, index)
+        own, rewards = dialogues_of(origin, index, [*said, [number]])
+        (found,) = judge.judge([offered(origin, index, own, rewards, order)])
         assert found.verdict.refused is refused
 
 
-def test_short_guesses_are_nobodys_though_their_transcripts_are_long() -> None:
+@pytest.mark.parametrize("turns", [2, 4])
+def test_short_guesses_are_nobodys_though_there_are_many(turns: int) -> None:
     judge = by_game()
     for origin, order in ((ALICE, 0), (BOB, 1)):
         number, _ = numbers_of(origin, 0)
-        own, rewards = dialogues_of(
-            origin, 0, [["one", "two", "three", "four"], ["three", "one", "two", "four"], [number]]
-        )
-        assert min(map(len, own[:2])) >= COPY_LEAST_BYTES > len("onetwothreefour")
+        said = [[f"{letter * 20} {at}" for at in range(turns)] for letter in "abc"]
+        own, rewards = dialogues_of(origin, 0, [*said, [number]])
+        assert len(own[0]) >= COPY_LEAST_BYTES
         (found,) = judge.judge([offered(origin, 0, own, rewards, order)])
         assert found.group is not None

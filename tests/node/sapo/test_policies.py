@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from shoal.node.sapo.policies import PolicyLimits, installed_policies, load_policy
+from shoal.node.sapo.policies import PolicyLimits, installed_policies, load_policy, whole
+from shoal.node.sapo.policy import Policy
 from shoal.node.training.trainer_messages import Scalar
 from shoal.protocol.errors import ConfigError
 from tests.node.sapo.agent_lab import TINY_POLICY
@@ -41,6 +43,21 @@ def test_policy_of_transformers_is_loaded_from_the_nodes_own_folder(tmp_path: Pa
     policy = load_policy("causal-lm-policy", {"model": "tiny", "prompt_tokens": 8}).build(limits)
     assert policy.decode(policy.encode_completion("1+2") or ()) == "1+2"
     assert all(bool((a == b).all()) for a, b in zip(policy.parameters(), new_model().parameters(), strict=True))
+
+
+@pytest.mark.parametrize("member", ["completion_limit", "encode_reply", "drawn_by"])
+def test_policy_of_an_earlier_release_is_told_of_at_the_start(member: str) -> None:
+    policy = load_policy("char-policy", TINY_POLICY).build(LIMITS)
+    assert whole("mine", policy) is policy
+
+    class Earlier:
+        def __getattr__(self, name: str) -> object:
+            if name == member:
+                raise AttributeError(name)
+            return getattr(policy, name)
+
+    with pytest.raises(ConfigError, match=f"policy 'mine' has no {member}"):
+        whole("mine", cast(Policy, Earlier()))
 
 
 @pytest.mark.parametrize(

@@ -172,11 +172,13 @@ def bisecting(*, policies: Callable[[int], str] = lambda asked: "7-aa") -> Act:
     return act
 
 
-def dialogue_round(folder: Path, engine: ScriptedEngine, **section: Any) -> tuple[list[Made], RoundReport]:
+def dialogue_round(
+    folder: Path, engine: ScriptedEngine, *, config: dict[str, int] | None = None, **section: Any
+) -> tuple[list[Made], RoundReport]:
     """A round of two groups, each of four dialogues."""
     made, ended = [], []
     order = orders(folder, engine)
-    tasks = [TaskEntry(family="higher_lower", config={"numbers": 7, "turns": 3})]
+    tasks = [TaskEntry(family="higher_lower", config=config or {"numbers": 7, "turns": 3})]
     limited = {"completion_tokens": 48, **section}
     order = msgspec.structs.replace(order, rollouts=msgspec.structs.replace(order.rollouts, tasks=tasks, **limited))
 
@@ -207,16 +209,37 @@ def test_engine_goes_on_after_each_answer_until_its_dialogues_are_over(tmp_path:
     assert len(set(seeds)) == len(seeds), "no two turns are drawn by the same chance"
     limits = {len(re.findall("higher|lower", one["prompt"])): one["max_tokens"] for one in engine.asked}
     assert limits[0] == 48
-    assert all(limits[turn] < limits[turn - 1] - 3 for turn in range(1, len(limits)))
+    assert all(limits[turn] <= limits[turn - 1] - 3 for turn in range(1, len(limits)))
 
 
-def test_dialogue_that_has_used_up_its_tokens_ends_without_the_last_answer(tmp_path: Path) -> None:
-    with ScriptedEngine([], then=bisecting()) as engine:
-        made, _ = dialogue_round(tmp_path, engine, completion_tokens=8)
+@pytest.mark.parametrize(
+    ("limit", "text", "more", "turns"),
+    [
+        pytest.param(8, "3", {}, 2, id="each turn a token at least, each answer three"),
+        pytest.param(16, "x" * 60, {}, 1, id="by its characters, where nobody says how many tokens it has"),
+        pytest.param(48, "3", {"finish_reason": "length"}, 1, id="cut off"),
+        pytest.param(24, "3", {"logprobs": {"token_logprobs": [-0.5] * 20}}, 2, id="by its log-probabilities"),
+    ],
+)
+def test_engines_dialogue_is_no_longer_than_a_completion_may_be(
+    tmp_path: Path, limit: int, text: str, more: dict[str, Any], turns: int
+) -> None:
+    """The guesses are wrong, so that only the limit ends it; the third case is what a turn may have without `usage`."""
+
+    def act(stream: socket.socket, asked: dict[str, Any]) -> None:
+        choice = {"text": f"-{text}", "finish_reason": "stop", **(more if asked["max_tokens"] == limit else {})}
+        reply = {"choices": [choice] * asked.get("n", 1), "metadata": {"weight_version": "7-aa"}}
+        stream.sendall(http(json.dumps(reply).encode()))
+
+    config = {"numbers": 7, "turns": 64}
+    with ScriptedEngine([], then=act) as engine:
+        made, _ = dialogue_round(tmp_path, engine, config=config, completion_tokens=limit)
+    assert {one["max_tokens"] for one in engine.asked} > {limit} if turns > 1 else {limit}
     assert all(one["max_tokens"] >= 1 for one in engine.asked)
     for group in groups(made):
-        assert all(len(turns_in(text)[0]) <= 2 for text in group.completions)
-        assert all(len(turns_in(text)[1]) == len(turns_in(text)[0]) - 1 for text in group.completions)
+        for text in group.completions:
+            said, replies = turns_in(text)
+            assert len(said) == len(replies) + 1 == turns
 
 
 def test_group_whose_policy_changed_between_two_turns_is_given_up(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from shoal.node.sapo import sandbox_process
+from shoal.node.sapo.dialogue import transcript
 from shoal.node.sapo.sandbox import NotBegun, Sandbox
 from shoal.node.sapo.sandbox_process import SCORE, Begin, Job, Worker
 from shoal.node.sapo.sandbox_support import missing_sandbox
@@ -22,7 +23,7 @@ from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskChoice, TaskSource
 from shoal.protocol.errors import ConfigError, LocalError
 from tests.node.lab import eventually
-from tests.node.sapo.hostile_family import Executes, ImportsLate, Unmakeable, WarmsUp
+from tests.node.sapo.hostile_family import AnswersLate, Executes, ImportsLate, Unmakeable, WarmsUp
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = "correct horse battery staple"
@@ -340,6 +341,29 @@ def test_sandbox_takes_the_product_from_where_its_parent_has_it_and_not_from_wha
 def test_sandbox_family_has_imported_what_it_needs_before_it_is_locked(source: TaskSource, scorer: Scorer) -> None:
     task = source.families["imports-late"].make({}, 1, 0)
     assert scorer.score_each([(task, "")]) == [0.5]
+
+
+def test_environment_that_imports_when_it_answers_has_done_so_before_it_is_locked() -> None:
+    family = AnswersLate()
+    source = TaskSource([TaskChoice(family=family, config={})])
+    with pytest.MonkeyPatch.context() as patch, Scorer(source) as scorer:
+        patch.syspath_prepend(str(ROOT))
+        task = source.task(source.table.of_kind(source.table.kinds[0], seed=1, index=0))
+        answered = transcript(["a", "b"], [family.reply(task, ["a"]) or ""])
+        assert scorer.score_each([(task, answered), (task, "a")]) == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("side_by_side", [1, 3])
+def test_scorer_that_was_closed_begins_anew(source: TaskSource, tasks: list[Task], side_by_side: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        scorer = OwnScorer(source, side_by_side=side_by_side)
+        for _ in range(2):
+            assert scorer.score_each([(task, HONEST) for task in tasks]) == [0.75] * 3
+            processes = [psutil.Process(one._process.pid) for one in scorer._sandboxes if one._process is not None]
+            assert len(processes) == side_by_side
+            scorer.close()
+            assert not any(process.is_running() for process in processes)
 
 
 @pytest.mark.parametrize("catches", [False, True])

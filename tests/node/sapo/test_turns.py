@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shoal.node.sapo.char_policy import ALPHABET, ASK, END, CharModelSettings, CharPolicy
-from shoal.node.sapo.dialogue import TURN, Dialogue, transcript, turns_in
+from shoal.node.sapo.dialogue import TURN, TURN_LIMIT, Dialogue, transcript, turns_in
 from shoal.node.sapo.generation import GeneratedGroup, GroupGenerator
 from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.higher_lower import HigherLower
@@ -29,7 +29,7 @@ from shoal.node.sapo.updates import Updater, UpdateSettings, external_rows, own_
 from shoal.node.sapo.warm_up import Lesson, teach
 from shoal.node.training.flat_parameters import FlatParameters
 from shoal.protocol.identity import PeerId
-from shoal.protocol.rollouts import Drawn, Reason, RolloutError, assigned_draws
+from shoal.protocol.rollouts import Drawn, Reason, RolloutError, Sampling, assigned_draws
 from shoal.protocol.wire import SwarmId
 from tests.node.sapo.draws import assigned
 
@@ -154,10 +154,14 @@ def test_what_comes_next_is_asked_after_all_that_was_said() -> None:
     assert context_of(policy, task, ["é"], ["ok"]) is None
 
 
-@pytest.mark.parametrize("text", [f"a{TURN}ok", "", f"é{TURN}ok{TURN}a"], ids=["ends with an answer", "nothing", "é"])
+@pytest.mark.parametrize(
+    "text",
+    [f"a{TURN}ok", "", f"é{TURN}ok{TURN}a", TURN * 2 * TURN_LIMIT, TURN * 2 * (TURN_LIMIT - 1)],
+    ids=["ends with an answer", "nothing", "é", "too many turns", "many turns"],
+)
 def test_transcripts_that_are_none_have_no_tokens(text: str) -> None:
     found = encoded(new_policy(), task_of(0, 0), text)
-    assert (found is None) is (text != "")
+    assert (found is None) is (text not in ("", TURN * 2 * (TURN_LIMIT - 1)))
 
 
 def test_long_transcript_is_cut_at_the_limit_in_the_midst_of_an_answer_too() -> None:
@@ -272,6 +276,38 @@ def test_policy_learns_from_dialogues_what_they_reward() -> None:
     rewards = [report.reward for report in reports if report.reward is not None]
     assert sum(rewards[-5:]) > 2 * sum(rewards[:5])
     assert all(0 < report.entropy < math.log(6) for report in reports if report.entropy is not None)
+
+
+def test_label_that_leaves_out_what_the_environment_said_last_is_no_label() -> None:
+    """A stranger's: the answer fills the limit, so that of the tokens that count none would be left."""
+    policy = new_policy()
+    task = task_of(0, 0)
+    filling = transcript(["a" * (LIMIT - 5), "a"], ["okok"])
+    sample = encoded(policy, task, filling)
+    assert sample is not None
+    assert sample.given == ((LIMIT - 4, LIMIT),)
+    short = transcript(["", "a"], ["o" * LIMIT])
+    for text in (filling, short):
+        whole = encoded(policy, task, text)
+        assert whole is not None
+        assert whole.drawn > 0
+        tokens = whole.completion[:-1]
+        labelled = JudgedGroup(
+            task=task,
+            texts=(text, "b"),
+            rewards=(1.0, 0.0),
+            origin=ORIGIN,
+            round=0,
+            policy_version=0,
+            sampling=Sampling(policy="p", drawn=(Drawn.of([-0.5] * len(tokens), tokens), Drawn.of([-0.5], [7]))),
+        )
+        rows = external_rows(labelled, policy)
+        assert rows is not None
+        assert rows[0].drawn is None
+        assert rows[0].sample == whole
+        update = Updater(policy, UpdateSettings()).train(rows[:1])
+        assert update is not None
+        assert np.isfinite(update.clipped)
 
 
 # --- is it the policy? ---
