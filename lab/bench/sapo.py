@@ -125,7 +125,7 @@ def _make_agent(
     identity = agent_identity(seed, number)
     own_score = partial(scorer.score_each, own=True)
     policy_seed = SEEDS_APART * seed if bench.common else own_seed
-    policy, known = CharPolicy(bench.model, seed=policy_seed), taught_choices(bench, choices, number)
+    policy, known = CharPolicy(bench.sized_model, seed=policy_seed), taught_choices(bench, choices, number)
     to_teach = replace(bench.warm_up, reward=bench.warm_up_reward)
     taught = starts.warm(policy, known, to_teach, score=own_score, seed=policy_seed)
     sharing = MemberSharing(shared, identity, scorer.source, score=scorer.score_each, seed=own_seed)

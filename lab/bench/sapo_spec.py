@@ -23,6 +23,7 @@ from shoal.node.sapo.updates import UpdateSettings
 from shoal.node.sapo.warm_up import WarmUpSettings
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.manifest import load_manifest
+from shoal.protocol.manifest_rollouts import RolloutsSection
 
 Skills = Literal["like", "unlike"]
 
@@ -152,6 +153,13 @@ class SapoBench(Spec):
         return self.choices or (() if self.tasks is None else tasks_in(self.tasks))
 
     @property
+    def sized_model(self) -> CharModelSettings:
+        """The model, with completions as long as those of the manifest whose tasks are given."""
+        if self.tasks is None:
+            return self.model
+        return replace(self.model, completion_tokens=_section_of(self.tasks).completion_tokens)
+
+    @property
     def learner(self) -> LearnerSettings:
         """Settings of every honest agent's learner."""
         return LearnerSettings(
@@ -197,14 +205,19 @@ def task_choices() -> list[TaskChoice]:
 
 def tasks_in(manifest: Path) -> tuple[TaskChoice, ...]:
     """The tasks that the swarm of a manifest shares. Raises ConfigError, also for a family that is not installed."""
+    return tuple(
+        TaskChoice(family=load_family(one.family), config=one.config, weight=one.weight)
+        for one in _section_of(manifest).tasks
+    )
+
+
+def _section_of(manifest: Path) -> RolloutsSection:
     section = load_manifest(manifest).rollouts
     if section is None:
         raise ConfigError(
             f"--tasks {manifest}: it has no [rollouts]; `shoal init --strategy rollouts` writes one that has"
         )
-    return tuple(
-        TaskChoice(family=load_family(one.family), config=one.config, weight=one.weight) for one in section.tasks
-    )
+    return section
 
 
 def taught_choices(bench: SapoBench, choices: list[TaskChoice], agent: int) -> list[TaskChoice]:

@@ -156,13 +156,18 @@ def test_agents_train_on_the_tasks_that_they_are_given_by_their_own_rewards() ->
 
 def test_tasks_are_those_of_a_manifest(tmp_path: Path) -> None:
     founder = Identity.from_seed(bytes(32)).peer_id
-    section = {"tasks": [{"family": "lcm", "config": {"max_value": 9}, "weight": 2}, {"family": "gcd"}]}
+    section = {
+        "tasks": [{"family": "lcm", "config": {"max_value": 9}, "weight": 2}, {"family": "gcd"}],
+        "completion_tokens": 48,
+    }
     shared = manifest_of([founder], {"sync": {"strategy": "rollouts"}, "rollouts": section})
     (tmp_path / "shared.toml").write_text(render_manifest(shared))
     (bench,) = SapoBench(tasks=tmp_path / "shared.toml").benches
     assert [(one.family.name, one.weight) for one in bench.given_tasks] == [("lcm", 2), ("gcd", 1)]
     assert bench.facts["tasks"] == "lcm {'max_value': 9} × 2; gcd default × 1"
     assert SapoBench().facts["tasks"] == ""
+    assert bench.sized_model.completion_tokens == 48
+    assert SapoBench().sized_model.completion_tokens == 8
     (tmp_path / "alone.toml").write_text(render_manifest(manifest_of([founder])))
     with pytest.raises(ConfigError, match=r"it has no \[rollouts\]; `shoal init --strategy rollouts`"):
         SapoBench(tasks=tmp_path / "alone.toml")
