@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import pytest
 from shoal.node.option import HostPort
 from shoal.node.sapo import engine_follower
 from shoal.node.sapo.completions import Completion, Reply
+from shoal.node.sapo.dialogue import Dialogue, transcript
 from shoal.node.sapo.engine_follower import FollowingSampler
 from shoal.node.sapo.policies import PolicyLimits
 from shoal.node.sapo.scoring import Scorer
-from shoal.node.sapo.tasks import TaskChoice, TaskSource
+from shoal.node.sapo.tasks import Config, Task, TaskChoice, TaskSource
 from shoal.node.workloads.causal_lm_model import EXPORT_FOLDER
 from shoal.protocol.errors import ConfigError
 from tests.node.sapo.sums import SUMS, sum_task
@@ -26,7 +29,10 @@ SOURCE = TaskSource([TaskChoice(family=SUMS, config={})])
 
 
 class Written:
-    """A policy whose file says how often it was written. Its tokens are characters' codes."""
+    """A policy whose file says how often it was written. Its tokens are characters' codes, 0 the end token."""
+
+    completion_limit = 16
+    drawn_by = None
 
     def __init__(self) -> None:
         self.times = 0
@@ -39,6 +45,12 @@ class Written:
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
 
+    def encode_completion(self, text: str) -> tuple[int, ...]:
+        return (*map(ord, text), 0)
+
+    def encode_reply(self, text: str) -> tuple[int, ...]:
+        return (*map(ord, text), 1)
+
 
 class Engine:
     """What a client says to an engine: loaded, and asked for."""
@@ -47,14 +59,16 @@ class Engine:
         self.loaded: list[tuple[str, int]] = []
         self.asked: list[object] = []
         self.policy = "0-began"
+        self.limits: list[int | None] = []
 
     def load(self, model: Path, version: int) -> str:
         self.loaded.append(((model / "times").read_text(), version))
         self.policy = f"{version}-{len(self.loaded)}"
         return self.policy
 
-    def group(self, prompt: object, count: int, seed: int) -> Reply:
+    def group(self, prompt: object, count: int, seed: int, *, max_tokens: int | None = None) -> Reply:
         self.asked.append(prompt)
+        self.limits.append(max_tokens)
         return Reply(policy=self.policy, completions=(Completion(text="1", drawn=None),) * count, tokens=count)
 
 
@@ -111,3 +125,38 @@ def test_engine_is_handed_what_is_new_and_what_another_policy_drew_is_thrown_awa
         assert again is not None
         assert one._scored(task, again) is not None
     assert [path.name for path in (tmp_path / "agent" / engine_follower.FOLDER).iterdir()] == ["7"]
+
+
+class Parrot(Dialogue):
+    """Answers with what was said, and a mark."""
+
+    name = "parrot"
+    version = "1"
+    scoring = "direct"
+
+    def question(self, config: Config, seed: int, index: int) -> str:
+        return "?"
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        return f"{said[-1]}!"
+
+    def outcome(self, task: Task, said: Sequence[str]) -> float:
+        return 1.0
+
+
+def test_dialogue_goes_on_in_the_policys_own_tokens_for_as_long_as_these_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_follower, "load_policy", lambda name, options: Factory())
+    one, engine, task = sampler(tmp_path), Engine(), Parrot().make({}, 0, 0)
+    one._client = engine  # type: ignore[assignment]
+    first = one._draw(task)
+    assert first is not None
+    with ThreadPoolExecutor(1) as pool:
+        drawn = one._go_on(pool, task, first)
+    assert drawn is not None
+    turn = (ord("1"), 0, ord("1"), ord("!"), 1)  # said, its end, the answer and what asks for more
+    prompts = [(ord("?"), *turn * turns) for turns in range(4)]
+    assert set(engine.asked) == set(prompts)
+    assert set(zip(engine.asked, engine.limits, strict=True)) == set(zip(prompts, [None, 11, 6, 1], strict=True))
+    assert {one.text for one in drawn.completions} == {transcript(["1"] * 4, ["1!"] * 3)}
