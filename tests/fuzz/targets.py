@@ -32,6 +32,9 @@ from shoal.node.loops import loop_messages
 from shoal.node.reporting import events
 from shoal.node.reporting.event_log import line_of, parse_event
 from shoal.node.sapo import agent_messages, completion_server, completions, sandbox, sandbox_process
+from shoal.node.sapo.char_policy import END, CharModelSettings, CharPolicy
+from shoal.node.sapo.higher_lower import HigherLower
+from shoal.node.sapo.turns import encoded, given_in
 from shoal.node.state import image_exchange
 from shoal.node.training import rank_messages, trainer_messages
 from shoal.protocol import address as addresses
@@ -434,7 +437,35 @@ def pipe_targets(rng: random.Random) -> Iterator[Target]:
     )
 
 
+def dialogue_targets(rng: random.Random) -> Iterator[Target]:
+    """A stranger's transcript as it is scored and read into tokens, and tokens that are said to be its."""
+    family = HigherLower()
+    policy = CharPolicy(CharModelSettings(width=16, layers=1, heads=2, completion_tokens=48), seed=1)
+    task = family.make({}, 3, 0)
+    solution = family.solution(task)
+    assert solution is not None
+    taken = encoded(policy, task, solution)
+    assert taken is not None
+
+    def read(data: bytes) -> None:
+        text = data.decode(errors="replace")
+        assert 0.0 <= family.score(task, text) <= 1.0
+        sample = encoded(policy, task, text)
+        if sample is not None:
+            assert 0 < sample.drawn <= len(sample.completion) <= 48
+
+    def split(data: bytes) -> None:
+        tokens = [byte % policy.vocabulary for byte in data]
+        given = given_in(policy, task, solution, tokens, end=END)
+        for start, stop in given or ():
+            assert tuple(tokens[start:stop]) in {taken.completion[one:other] for one, other in taken.given}
+
+    yield Target("transcript", (solution.encode(), b"50", b""), read, ())
+    yield Target("tokens of a transcript", (bytes(taken.completion),), split, ())
+
+
 GROUPS = (
+    dialogue_targets,
     message_targets,
     signed_targets,
     rollout_targets,

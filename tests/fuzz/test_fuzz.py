@@ -110,9 +110,7 @@ NO_BYTES = {
     "node.sapo.causal_lm_policy:CausalLMPolicy.decode",
     "node.sapo.completion_server:_Drawing.done",
     "node.sapo.completion_server:_Drawing.end",
-    "node.sapo.learner:Learner._judge",
-    "node.sapo.replay:Replayer._claims",
-    "node.sapo.generation:rewards_of",
+    "node.sapo.turns:_said",
     "node.workloads.causal_lm:CausalLMWorkload.continuations",
 }
 """What makes text of tokens."""
