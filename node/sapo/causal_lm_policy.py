@@ -245,7 +245,7 @@ class _Batch:
 
 
 def _between_turns(tokenizer: Any, text: str) -> str:
-    """What a chat template writes from the end of a model's turn to its next one, around a user's `text`.
+    """Return the text of a chat template from the end of a model's turn to its next one, around a user's `text`.
 
     The end token, which the model drew, is not written again. A template that leaves out what was said earlier gives
     the user's turn alone.

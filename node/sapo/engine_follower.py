@@ -24,7 +24,7 @@ from shoal.node.sapo.groups import JudgedGroup
 from shoal.node.sapo.policies import PolicyLimits, load_policy, whole
 from shoal.node.sapo.policy import Policy
 from shoal.node.sapo.policy_export import ExportingPolicy
-from shoal.node.sapo.sampler_process import IN_FLIGHT, Sampler, _Dialogue
+from shoal.node.sapo.sampler_process import IN_FLIGHT, DrawnDialogue, Sampler
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.node.sapo.turns import context_of
@@ -100,7 +100,7 @@ class FollowingSampler(Sampler):
         """The tokens that trainers have for it, a chat template's among them."""
         return context_of(self._held.policy, task, said, replies)
 
-    def _room(self, task: Task, dialogue: _Dialogue, prompt: Prompt) -> int:
+    def _room(self, task: Task, dialogue: DrawnDialogue, prompt: Prompt) -> int:
         """See `Sampler`: here the tokens are known."""
         first = self._held.policy.encode_prompt(task.question)
         return self._begin.rollouts.completion_tokens - (len(prompt) - len(first))

@@ -63,7 +63,7 @@ class Rollout:
 
     @property
     def sample(self) -> Sample:
-        """What there is of it, to train on."""
+        """The part that is there, to train on."""
         return Sample(prompt=self.prompt, completion=tuple(self.tokens), given=tuple(self.given))
 
     def note_version(self, version: int) -> None:

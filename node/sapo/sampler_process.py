@@ -37,7 +37,7 @@ TURN_SEEDS: Final = COMPLETION_LIMIT
 
 
 @dataclass(slots=True, kw_only=True)
-class _Dialogue:
+class DrawnDialogue:
     """A dialogue that an engine draws. spent: of the tokens that it may have, as far as one can tell from here."""
 
     said: list[str]
@@ -127,7 +127,7 @@ class Sampler:
         here, in the thread in which it can be interrupted.
         """
         ends_at, tokens = time.monotonic() + REQUEST_DEADLINE_S, first.tokens
-        dialogues = [_Dialogue(said=[], replies=[]) for _ in first.completions]
+        dialogues = [DrawnDialogue(said=[], replies=[]) for _ in first.completions]
         newest = dict(enumerate(first.completions))
         while newest:
             turns: dict[Future[Reply | None], int] = {}
@@ -157,7 +157,7 @@ class Sampler:
             policy=first.policy, completions=tuple(Completion(text=text, drawn=None) for text in texts), tokens=tokens
         )
 
-    def _next_prompt(self, task: Task, dialogue: _Dialogue) -> Prompt | None:
+    def _next_prompt(self, task: Task, dialogue: DrawnDialogue) -> Prompt | None:
         """Have the environment answer, and return what the engine goes on from; None where the dialogue is over."""
         assert task.answering is not None
         reply = task.answering(dialogue.said)
@@ -171,7 +171,7 @@ class Sampler:
         dialogue.spent = spent
         return prompt
 
-    def _room(self, task: Task, dialogue: _Dialogue, prompt: Prompt) -> int:
+    def _room(self, task: Task, dialogue: DrawnDialogue, prompt: Prompt) -> int:
         """How many tokens are left for the policy in a dialogue that goes on from `prompt`."""
         return self._begin.rollouts.completion_tokens - dialogue.spent
 

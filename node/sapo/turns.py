@@ -158,7 +158,7 @@ def _said(policy: Policy, task: Task, tokens: Sequence[int]) -> str:
 
 
 def _parts(task: Task, text: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """What was said and answered; None for what is no transcript."""
+    """Return the turns and the answers of a text; None for one that is no transcript."""
     if task.answering is None:
         return (text,), ()
     said, replies = turns_in(text)
