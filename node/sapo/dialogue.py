@@ -65,6 +65,11 @@ def turns_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(parts[::2]), tuple(parts[1::2])
 
 
+def alternate(said: Sequence[str], replies: Sequence[str]) -> bool:
+    """Return whether these are the parts of a transcript: something said comes first and last, and not too often."""
+    return len(replies) < len(said) <= TURN_LIMIT
+
+
 class Dialogue(TaskFamily):
     """Tasks of one kind in which an environment answers. See `TaskFamily` for the rest."""
 
@@ -89,7 +94,7 @@ class Dialogue(TaskFamily):
     def score(self, task: Task, text: str) -> float:
         """The outcome of a transcript; 0 if the environment answers otherwise than it says."""
         said, replies = turns_in(text)
-        if not len(replies) < len(said) <= TURN_LIMIT:
+        if not alternate(said, replies):
             return 0.0
         if any(self.reply(task, said[: at + 1]) != reply for at, reply in enumerate(replies)):
             return 0.0

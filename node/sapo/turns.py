@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shoal.node.sapo.dialogue import TURN_LIMIT, as_said, transcript, turns_in
+from shoal.node.sapo.dialogue import alternate, as_said, transcript, turns_in
 from shoal.node.sapo.policy import Policy, Rollout, Sample, Span
 from shoal.node.sapo.tasks import Task
 
@@ -162,4 +162,4 @@ def _parts(task: Task, text: str) -> tuple[tuple[str, ...], tuple[str, ...]] | N
     if task.answering is None:
         return (text,), ()
     said, replies = turns_in(text)
-    return (said, replies) if len(replies) < len(said) <= TURN_LIMIT else None
+    return (said, replies) if alternate(said, replies) else None

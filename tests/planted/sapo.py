@@ -31,8 +31,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "a transcript may go on without end",
         f"{DIALOGUE}::test_dialogue_has_a_last_turn_whatever_its_environment_says",
-        "if not len(replies) < len(said) <= TURN_LIMIT:",
-        "if not len(replies) < len(said):",
+        "return len(replies) < len(said) <= TURN_LIMIT",
+        "return len(replies) < len(said)",
     ),
     bug(
         "what an environment raises ends the agent",
@@ -64,12 +64,6 @@ SAPO: tuple[Bug, ...] = (
         f"{TURNS}::test_label_that_leaves_out_what_the_environment_said_last_is_no_label",
         "if missing and any(stop == len(completion) for _, stop in sample.given):",
         "if False:",
-    ),
-    bug(
-        "a transcript of turns without end is read into tokens",
-        f"{TURNS}::test_transcripts_that_are_none_have_no_tokens",
-        "return (said, replies) if len(replies) < len(said) <= TURN_LIMIT else None",
-        "return (said, replies) if len(replies) < len(said) else None",
     ),
     bug(
         "many short turns make honest peers' dialogues copies",
