@@ -110,6 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sync: dict[str, object]
     inner: dict[str, object]
     round: dict[str, object] = {}
+    membership: dict[str, object] = {}
     device: str = "cpu"
     text: str | None = None
 
@@ -378,6 +379,7 @@ def _settings(bench: TrainBench) -> Settings:
         sync=msgspec.to_builtins(manifest.sync),
         inner=msgspec.to_builtins(manifest.inner),
         round=msgspec.to_builtins(manifest.round),
+        membership=dict(bench.keys.get("membership", {})),
         device=device_name(pick_device(bench.device)),
         text=None if bench.text is None else bench.text.name,
     )

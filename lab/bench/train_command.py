@@ -74,7 +74,8 @@ class TrainOptions(Spec):
         list[str],
         Option(
             "--set",
-            help="A key of the manifest's [sync], [inner] or [round], such as sync.outer_lr=0.7. Repeatable.",
+            help="A key of the manifest's [sync], [inner], [round] or [membership], such as sync.outer_lr=0.7. "
+            "Repeatable.",
             metavar="SECTION.KEY=VALUE",
         ),
     ] = field(default_factory=list)

@@ -4,6 +4,8 @@ Everything that values depend on is what a node runs: `Replica` and its accounts
 residuals, the plan and its weights, the sum and the signed finals, the outer step. What is left out decides nothing of
 them as long as nobody fails: messages, lanes, votes. So a run leads to the digests that real nodes certify if their
 keys, batches and contributors are the same, and the codec needs no dither, whose numbers come from the certificates.
+Where seats are few all nodes have made their contribution when those are given out; real nodes that have none may be
+amid their steps, and go on from there.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 import torch
 
@@ -37,6 +40,7 @@ from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan, Ready, Value
 from shoal.protocol.planning import JOINER, OBSERVER, PlanOrder, RoundSettings, absent_ready, make_plan
+from shoal.protocol.seats import Line, are_few
 from shoal.protocol.strategies.table import STRATEGIES
 from shoal.protocol.voting import lead
 
@@ -62,6 +66,7 @@ class LocalNode:
             error_feedback=sync.error_feedback,
             mixing=sync.applied_mixing,
             gradients=sync.exchanges_gradients,
+            few_seats=are_few(manifest.seats),
         )
         self._out: F32 = np.zeros(layout.numel, np.float32)
 
@@ -102,7 +107,8 @@ class LocalNode:
 class LocalSwarm:
     """Nodes that train in turn and certify by themselves. Torch's threads should be one, as a testnet's nodes have.
 
-    texts: where the text of each node lies that has its own. Raises ConfigError for a strategy without a common state.
+    texts: where the text of each node lies that has its own. Raises ConfigError for a strategy without a common state,
+    and where who has no seat waits outside.
     """
 
     def __init__(
@@ -117,6 +123,8 @@ class LocalSwarm:
             raise ConfigError(
                 f"{manifest.strategy.name} cannot run in one process ({known} can); leave --in-process out"
             )
+        if manifest.waits_outside:
+            raise ConfigError('membership.waiting = "outside" cannot run in one process; leave --in-process out')
         self._manifest = manifest
         self._device = device
         self._workload = workload_of(manifest)
@@ -128,6 +136,7 @@ class LocalSwarm:
             self._add(identity)
         first = next(iter(self.nodes.values()))
         self.head = genesis(manifest.swarm_id, manifest.swarm.founders)
+        self._line = Line(self.head.members)
         self.state = first.initial_state()
         self.header: StateHeader | None = None
         self._fragments = first.fragments
@@ -169,7 +178,8 @@ class LocalSwarm:
         joiners = readies.keys() - set(members)
         fragments = self._fragments
         settings = RoundSettings.of(self._manifest, fragments.of_round(head.next_round).numel, fragments.buffers)
-        plan = make_plan(head, plan_order, readies, weightless=joiners, settings=settings, deal=deal)
+        line = self._line.after(head)
+        plan = make_plan(head, plan_order, readies, weightless=joiners, settings=settings, deal=deal, line=line)
         finals = self._reduce(plan)
         self.state, self.header = advance(self.state, finals, self._outer)
         self.head = Value(
@@ -183,7 +193,9 @@ class LocalSwarm:
             bitmaps=finals.bitmaps_root,
             tokens=finals.tokens,
             digest=self.header.digest,
+            counted=finals.counted if are_few(self._manifest.seats) else msgspec.UNSET,
         )
+        self._line.follow(self.head, self.head.round)
         for place, participant in enumerate(plan.participants):
             node = self.nodes[participant.peer]
             node.contributions.settle(plan.round, finals.included(place), finals)

@@ -54,7 +54,7 @@ ALPHA_LIMITS: Final = (0.01, 100.0)
 _NOBODY: Final = Identity.from_seed(bytes(32))
 NOBODY: Final = _NOBODY.peer_id
 """A founder for a manifest whose founders are of no consequence."""
-SECTIONS: Final = ("sync", "inner", "round")
+SECTIONS: Final = ("sync", "inner", "round", "membership")
 CPU: Final = torch.device("cpu")
 
 
@@ -258,6 +258,7 @@ class TrainBench:
                 "reduce_deadline_s": shipped.round.reduce_deadline_s,
                 **self.keys.get("round", {}),
             },
+            membership=dict(self.keys.get("membership", {})),
             faults=faults,
         )
 

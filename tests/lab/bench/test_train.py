@@ -75,6 +75,7 @@ KEYS = {
 TINY = {"width": 16, "layers": 1, "heads": 2, "context": 16, "batch": 4}
 STEP_TOKENS = 64
 STEPS = 5
+ONE_SEAT = {"membership": {"seats": 1}, "round": {"staleness_rounds": 66}}
 ROUND_TOKENS = 2 * STEPS * STEP_TOKENS
 
 
@@ -243,6 +244,23 @@ def test_nodes_with_text_of_their_own_train_on_it_and_are_evaluated_alike(strate
     assert first[2].val_loss != alike[2].val_loss
     assert first[2].val_loss != other[2].val_loss
     assert first[2].val_loss < first[0].val_loss
+
+
+def test_with_fewer_seats_than_nodes_each_contributes_in_its_turn_what_it_learnt_since() -> None:
+    bench = tiny(nodes=3, keys=ONE_SEAT)
+    identities = [Identity.from_seed(bytes([number]) * 32) for number in range(3)]
+    swarm = LocalSwarm(bench.manifest(1, [one.peer_id for one in identities]), identities)
+    counted, tokens = [], [0]
+    for _ in range(6):
+        swarm.run_round()
+        (peer,) = swarm.head.counted
+        counted.append(peer)
+        tokens.append(swarm.tokens)
+    assert len(set(counted[:3])) == 3
+    assert counted[3:] == counted[:3]
+    assert [after - before for before, after in pairwise(tokens)] == [
+        STEPS * STEP_TOKENS * rounds for rounds in (1, 2, 3, 3, 3, 3)
+    ]
 
 
 # -- real nodes ----------------------------------------------------------------------------------------------
