@@ -3,7 +3,7 @@
 Four real nodes train with steps that wait instead of computing, so that a round lasts as long as it is to whatever else
 the machine does. After some rounds left alone a stranger, a fifth member that lies, or a copy of one of the four
 strikes for as many rounds; then it stops. A lying member was a founder and honest until then, so that the swarm beside
-which it is measured has five members too.
+which it is measured has five members too. With `--faults lying` it is one of four, who are named voters.
 
     warm up ─► rounds left alone ─► the strike begins ─► as many rounds ─► it ends ─► all four in one round again
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -25,8 +26,9 @@ import trio
 from shoal.cli.render import ShowNow
 from shoal.lab.bench.hostile_faults import FAULTS, Struck, restart_founder
 from shoal.lab.bench.hostile_member import lying_command, told_of
-from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HONEST, LIARS, HostileBench, HostileResult, Window
+from shoal.lab.bench.hostile_spec import BACK_LIMIT_S, HostileBench, HostileResult, Window
 from shoal.lab.bench.hostile_verdict import problems_of
+from shoal.lab.campaigns.campaign_plan import WITHSTANDS_A_LIAR
 from shoal.lab.case import Case
 from shoal.lab.fleet import START_DEADLINE_S, Swarm, cpu_s
 from shoal.lab.waiting_workload import WORKLOAD_NAME
@@ -59,8 +61,8 @@ class HostileSwarm(Swarm):
         self._options: dict[Path, tuple[str, ...]] = {}
         self._step = folder / "step"
         self._step.write_text(str(bench.round_s / STEPS_OF_A_ROUND))
-        count = HONEST + (bench.kind in LIARS)
-        super().__init__(folder, count, _manifest, runtime=Runtime(command=self._command))
+        count = bench.honest + bench.has_liar
+        super().__init__(folder, count, partial(manifest_of, bench), runtime=Runtime(command=self._command))
 
     def home(self, index: int) -> Path:
         """The folder of a node, whose name stands in what is found wrong."""
@@ -68,13 +70,13 @@ class HostileSwarm(Swarm):
 
     @property
     def honest(self) -> list[NodeProcess]:
-        """The four honest nodes."""
-        return self.nodes[:HONEST]
+        """Those that do not lie."""
+        return self.nodes[: self.bench.honest]
 
     @property
     def liar(self) -> NodeProcess | None:
-        """The lying fifth member, if there is one."""
-        return self.nodes[HONEST] if len(self.nodes) > HONEST else None
+        """The lying member, if there is one."""
+        return self.nodes[self.bench.honest] if self.bench.has_liar else None
 
     @property
     def swarm_hex(self) -> str:
@@ -140,7 +142,7 @@ class HostileSwarm(Swarm):
 
     def _used_s(self) -> dict[int, float]:
         """Processor time of the honest daemons so far, by index."""
-        return {index: cpu_s([process]) for index, process in self.daemons().items() if index < HONEST}
+        return {index: cpu_s([process]) for index, process in self.daemons().items() if index < self.bench.honest}
 
     def _certified_at(self, node: NodeProcess) -> list[float]:
         return [event.at for event in self.journal.of(Certified, node.index)]
@@ -149,7 +151,7 @@ class HostileSwarm(Swarm):
         """Keep the most that the honest daemons held, until cancelled."""
         while True:
             for index, process in self.daemons().items():
-                if index < HONEST:
+                if index < self.bench.honest:
                     with contextlib.suppress(psutil.Error):
                         memory[index] = max(memory.get(index, 0), process.memory_info().rss)
                         files[index] = max(files.get(index, 0), process.num_fds())
@@ -166,7 +168,7 @@ class HostileSwarm(Swarm):
         with trio.move_on_after(BACK_LIMIT_S + SLACK * self.bench.round_s + MACHINE_S):
             await self.journal.until(lambda: all(back_at(node) is not None for node in self.honest))
         times = [at for node in self.honest if (at := back_at(node)) is not None]
-        return round(max(times) - now, 2) if len(times) == HONEST else None
+        return round(max(times) - now, 2) if len(times) == self.bench.honest else None
 
 
 def _round_s(began: float, rounds: list[float], wanted: int, now: float) -> float:
@@ -177,8 +179,10 @@ def _round_s(began: float, rounds: list[float], wanted: int, now: float) -> floa
     return (ended - began) / min(len(rounds), wanted)
 
 
-def _manifest(founders: list[PeerId]) -> Manifest:
+def manifest_of(bench: HostileBench, founders: list[PeerId]) -> Manifest:
+    """The manifest of a run's swarm."""
     tables = {
+        **(WITHSTANDS_A_LIAR if bench.faults == "lying" else {}),
         "swarm": {"name": "hostile", "founders": founders, "admission": "open"},
         "workload": {"name": WORKLOAD_NAME, "options": MODEL},
         "sync": {"inner_steps": STEPS_OF_A_ROUND, "balance": False},
@@ -244,8 +248,8 @@ def _growth(before: dict[int, int], after: dict[int, int]) -> int:
 def run(bench: HostileBench, tell: ShowNow) -> HostileResult:
     """Strike four real nodes that train, with one stranger, lying fifth member or copied key, and say what it cost.
 
-    The targets: nothing is taken over, rounds keep 0.9 of their pace beside strangers and 0.7 beside a lying member,
-    no honest node grows by more than 64 MiB, and all are back within a minute.
+    The targets: nothing is taken over, rounds keep 0.9 of their pace beside strangers and 0.7 beside a lying member
+    (0.8 with --faults lying, beside three), no honest node grows by more than 64 MiB, and all are back within a minute.
     """
     with TemporaryDirectory(prefix="shoal-bench-hostile-") as name:
         return trio.run(_measure, bench, Path(name), tell)

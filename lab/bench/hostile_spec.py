@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -21,18 +21,20 @@ KINDS: Final[dict[str, str]] = {
     "links": "silent strangers take all places, and a founder is restarted meanwhile",
     "prune": "a stranger speaks of topics of gossip that do not exist",
     "flood": "strangers say hello 200 times a second, begin 500 handshakes, read no answers, and announce giant frames",
-    "forged_leaves": "a fifth member says, alone, that all others left",
-    "electorate": "a fifth member, where it leads, proposes strangers as members, or leaves one out",
-    "viewjump": "a fifth member invents prepare certificates, and speaks in views far ahead",
-    "accuser": "a fifth member keeps its contribution from another, and accuses that one",
+    "forged_leaves": "a member says, alone, that all others left",
+    "electorate": "a member, where it leads, proposes strangers as members, or leaves one out",
+    "viewjump": "a member invents prepare certificates, and speaks in views far ahead",
+    "accuser": "a member keeps its contribution from another, and accuses that one",
     "copykey": "a copy of one node's folder runs beside it",
 }
 STRANGERS: Final = frozenset({"ahead", "push", "multistream", "links", "prune", "flood"})
 LIARS: Final = frozenset({"forged_leaves", "electorate", "viewjump", "accuser"})
-HONEST: Final = 4
+FOUR: Final = 4
+"""Honest nodes; where agreement withstands a liar, and one lies, the voters."""
 
 MUST_BESIDE_STRANGERS: Final = 0.9
 MUST_BESIDE_A_LIAR: Final = 0.7
+MUST_WITHSTANDING_A_LIAR: Final = 0.8
 GROWTH_LIMIT_MIB: Final = 64.0
 BACK_LIMIT_S: Final = 60.0
 UNTOUCHED: Final = Target(name="what was taken over, and wrong values", most=0)
@@ -46,7 +48,10 @@ BACK: Final = Target(name="all came back after", unit="s", most=BACK_LIMIT_S)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostileBench(Spec):
-    """Options of `shoal bench hostile`. places: all that a node has, unless said otherwise."""
+    """Options of `shoal bench hostile`. places: all that a node has, unless said otherwise.
+
+    faults: with `lying` the founders are named voters, three of four honest if one lies; else four of five.
+    """
 
     kind: Annotated[str, Option("--kind", help="What the attacker does; see docs/hostile.md.", metavar="KIND")]
     round_s: Annotated[
@@ -60,6 +65,10 @@ class HostileBench(Spec):
         int,
         Option("--places", help="How many strangers come to each node, for kind links.", check=Within(1, LINK_LIMIT)),
     ] = LINK_LIMIT
+    faults: Annotated[
+        Literal["crash", "lying"],
+        Option("--faults", help="What agreement withstands, as [agreement] says; `lying` with named voters."),
+    ] = "crash"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -69,7 +78,19 @@ class HostileBench(Spec):
     @property
     def must(self) -> float:
         """Share of their pace that rounds have to keep."""
-        return MUST_BESIDE_STRANGERS if self.kind in STRANGERS else MUST_BESIDE_A_LIAR
+        if self.kind in STRANGERS:
+            return MUST_BESIDE_STRANGERS
+        return MUST_WITHSTANDING_A_LIAR if self.has_liar and self.faults == "lying" else MUST_BESIDE_A_LIAR
+
+    @property
+    def has_liar(self) -> bool:
+        """True if one of the founders lies."""
+        return self.kind in LIARS
+
+    @property
+    def honest(self) -> int:
+        """Number of the founders that do not lie."""
+        return FOUR - 1 if self.has_liar and self.faults == "lying" else FOUR
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +111,8 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of `shoal bench hostile`.
 
     Growth is of the honest node that grew most, from its peak left alone to its peak when struck.
-    recovered_s: from the end of the strike until each honest node has certified a round after it, of which all four
-    are members; None if that did not come. attacks: what the attacker did, by what it is. problems: what shows that
+    recovered_s: from the end of the strike until each honest node has certified a round after it, of which all are
+    members; None if that did not come. attacks: what the attacker did, by what it is. problems: what shows that
     something was taken over. ended: the honest nodes whose process is gone, and should not be.
     """
 
@@ -127,5 +148,5 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
     def _places(self) -> tuple[Row, ...]:
         if self.kind != "links":
             return ()
-        kept = self.attacks.get("nodes kept full", HONEST)
-        return FILLED.row(0 if self.attacks.get("nodes full") else HONEST), KEPT.row(HONEST - kept)
+        kept = self.attacks.get("nodes kept full", FOUR)
+        return FILLED.row(0 if self.attacks.get("nodes full") else FOUR), KEPT.row(FOUR - kept)

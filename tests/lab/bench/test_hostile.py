@@ -31,6 +31,7 @@ from shoal.protocol.messages import (
     Value,
     report_preimage,
 )
+from shoal.protocol.voting import FaultModel
 from shoal.protocol.wire import canonical
 from shoal.swarm.links import LINK_LIMIT
 from shoal.swarm.net_stream import encode_varint
@@ -206,6 +207,17 @@ def test_each_target_that_is_missed_is_named(kind: str, changes: dict[str, objec
 def test_what_keeps_all_targets_misses_none() -> None:
     assert missed(found(rounds_ratio=0.9, memory_growth_bytes=64 << 20, recovered_s=60.0).rows) == []
     assert missed(found("viewjump", rounds_ratio=0.7).rows) == []
+
+
+def test_where_agreement_withstands_a_liar_it_is_one_of_four_and_costs_a_fifth_of_the_pace_at_most() -> None:
+    bench = HostileBench(kind="viewjump", faults="lying")
+    assert (bench.honest, bench.has_liar) == (3, True)
+    (row,) = missed(found("viewjump", bench=bench, rounds_ratio=0.79).rows)
+    assert "0.8" in str(row)
+    assert missed(found("viewjump", bench=bench, rounds_ratio=0.8).rows) == []
+    voting = hostile.manifest_of(bench, [one.peer_id for one in IDENTITIES[:4]]).voting
+    assert (voting.faults, len(voting.named)) == (FaultModel.LYING, 4)
+    assert HostileBench(kind="push", faults="lying").honest == HostileBench(kind="viewjump").honest == 4
 
 
 def test_kind_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
