@@ -43,7 +43,6 @@ STRUCK: Final = Target(name="what the attacker did", least=1)
 FILLED: Final = Target(name="nodes of which strangers did not get all places", most=0)
 KEPT: Final = Target(name="nodes of which strangers did not keep all places", most=1)
 GROWTH: Final = Target(name="memory grew by", unit="MiB", most=GROWTH_LIMIT_MIB)
-BACK: Final = Target(name="all came back after", unit="s", most=BACK_LIMIT_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +80,11 @@ class HostileBench(Spec):
         if self.kind in STRANGERS:
             return MUST_BESIDE_STRANGERS
         return MUST_WITHSTANDING_A_LIAR if self.has_liar and self.faults == "lying" else MUST_BESIDE_A_LIAR
+
+    @property
+    def back_limit_s(self) -> float:
+        """Time after which all have certified a round together: a minute, or two rounds where those are longer."""
+        return max(BACK_LIMIT_S, 2 * self.round_s)
 
     @property
     def has_liar(self) -> bool:
@@ -134,6 +138,7 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> tuple[Row, ...]:
         """Measured values, each with its target."""
         pace = Target(name="rounds kept their pace", unit="of it", least=self.bench.must)
+        back = Target(name="all came back after", unit="s", most=self.bench.back_limit_s)
         return (
             UNTOUCHED.row(len(self.problems) + self.wrong_values + (self.taken_over and not self.problems)),
             ALIVE.row(len(self.ended)),
@@ -141,7 +146,7 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
             *self._places,
             pace.row(self.rounds_ratio),
             GROWTH.row(self.memory_growth_bytes / (1 << 20)),
-            BACK.row(inf if self.recovered_s is None else self.recovered_s),
+            back.row(inf if self.recovered_s is None else self.recovered_s),
         )
 
     @property

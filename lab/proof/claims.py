@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from shoal.lab.bench.hostile_spec import KINDS as HOSTILE_KINDS
+from shoal.lab.bench.hostile_spec import LIARS
 from shoal.lab.targets import Target
 
 MINUTES_LIMIT: Final = 20.0
@@ -101,6 +102,15 @@ CLAIMS: Final[tuple[Claim, ...]] = (
             (*NODE, "lab/bench/hostile_member.py", "lab/bench/hostile_stranger.py", "lab/bench/hostile_silent.py"),
         )
         for kind in HOSTILE_KINDS
+    ),
+    *(
+        Claim(
+            f"one of four voters lies: {kind}",
+            f"shoal bench hostile --kind {kind} --faults lying --round-s 60",
+            (*NODE, "lab/bench/hostile_member.py"),
+            full=True,
+        )
+        for kind in sorted(LIARS)
     ),
     Claim("16 nodes that train", "shoal bench scale --nodes 16 --trainers regression --rounds 6", NODE),
     Claim(

@@ -215,6 +215,7 @@ def test_where_agreement_withstands_a_liar_it_is_one_of_four_and_costs_a_fifth_o
     (row,) = missed(found("viewjump", bench=bench, rounds_ratio=0.79).rows)
     assert "0.8" in str(row)
     assert missed(found("viewjump", bench=bench, rounds_ratio=0.8).rows) == []
+    assert HostileBench(kind="push", round_s=60).back_limit_s == 120
     voting = hostile.manifest_of(bench, [one.peer_id for one in IDENTITIES[:4]]).voting
     assert (voting.faults, len(voting.named)) == (FaultModel.LYING, 4)
     assert HostileBench(kind="push", faults="lying").honest == HostileBench(kind="viewjump").honest == 4
