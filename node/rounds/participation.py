@@ -244,7 +244,11 @@ class Participation:
             raise LocalError("its inner steps counted no tokens; every loss may have been infinite or not a number")
         fragment, base = self._contributions.fragment(event.round), self._state_store.head.hash
         values = self._training_client.pseudo_gradient(fragment.numel)
-        return self._contributions.make(event.round, event.number, event.tokens, values, base=base, handed=handed)
+        state = self._state_store.state
+        anchor = state.anchor if isinstance(state, CertifiedState) else None
+        return self._contributions.make(
+            event.round, event.number, event.tokens, values, base=base, handed=handed, anchor=anchor
+        )
 
     # -- the reduction ---------------------------------------------------------------------------------------
 

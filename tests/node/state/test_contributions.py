@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,12 +13,12 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.lab.signed import certified
-from shoal.node.state.contributions import Contributions, Made
+from shoal.node.state.contributions import Contributions, Made, read_work, write_work
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import WEIGHT_LIMIT
+from shoal.protocol.messages import WEIGHT_LIMIT, Term
 from tests.manifests import manifest_of
 from tests.protocol.lab import SWARM, plan_hash, value_of
 
@@ -302,6 +303,26 @@ def test_who_followed_gives_the_mean_of_what_it_learnt_and_weighs_by_all_of_its_
     contributions.settle(4, ALL)
     after = make(contributions, 5, 5, 100, whole(5))
     assert (after.tokens, np.array_equal(after.values, whole(5))) == (100, True), "it was counted once"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_waited_goes_from_the_anchor_of_now_to_where_its_steps_had_come(restarted: bool, tmp_path: Path) -> None:
+    me = PeerId("me")
+    contributions = Contributions(Fragments(GRID), "fp32", 3, sender=me, few_seats=True)
+    anchors = {round: real(10 + round) for round in (1, 2, 3)}
+    for round in (1, 2):
+        given = contributions.make(round, round, 100, real(round), base=bytes(32), anchor=anchors[round])
+        if round == 2 and restarted:
+            write_work(tmp_path / "work", contributions.saved(given, Term(0, 0)))
+            contributions = Contributions(Fragments(GRID), "fp32", 3, sender=me, few_seats=True)
+            assert contributions.make_again(read_work(tmp_path / "work"))
+        contributions.settle(round, NONE)
+    made = contributions.make(3, 3, 100, real(3), base=bytes(32), anchor=anchors[3])
+    points = sum(anchors[round].astype(np.float64) - real(round) for round in (1, 2, 3)) / 3
+    np.testing.assert_allclose(made.values, anchors[3] - points, rtol=0, atol=1e-5)
+    contributions.settle(3, ALL)
+    after = contributions.make(4, 4, 100, real(4), base=bytes(32), anchor=anchors[1])
+    assert np.array_equal(after.values, real(4)), "what was counted has moved the anchor"
 
 
 def test_what_encoding_lost_of_a_counted_round_comes_whole_though_seats_are_few() -> None:
