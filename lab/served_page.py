@@ -116,8 +116,18 @@ class Page:
         return found
 
     def click(self, selector: str) -> None:
-        """Click as a user does."""
-        self.driver.find_element("css selector", selector).click()
+        """Click as a user does; again, if the page puts another in the place of what was to be clicked."""
+        from selenium.common.exceptions import StaleElementReferenceException
+
+        ends_at = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                self.driver.find_element("css selector", selector).click()
+            except StaleElementReferenceException:
+                if time.monotonic() > ends_at:
+                    raise
+            else:
+                return
 
     def size(self, width: int, height: int) -> None:
         """Make the screen so large."""

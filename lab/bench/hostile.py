@@ -5,7 +5,7 @@ the machine does. After some rounds left alone a stranger, a fifth member that l
 strikes for as many rounds; then it stops. A lying member was a founder and honest until then, so that the swarm beside
 which it is measured has five members too. With `--faults lying` it is one of four, who are named voters.
 
-    warm up ─► rounds left alone ─► the strike begins ─► as many rounds ─► it ends ─► all four in one round again
+    warm up ─► rounds left alone ─► the strike begins ─► as many rounds ─► it ends ─► all in one round again
 
 Whether anything was taken over is judged afterwards, by what the four have on disk (`hostile_verdict`).
 """
@@ -246,7 +246,7 @@ def _growth(before: dict[int, int], after: dict[int, int]) -> int:
 
 
 def run(bench: HostileBench, tell: ShowNow) -> HostileResult:
-    """Strike four real nodes that train, with one stranger, lying fifth member or copied key, and say what it cost.
+    """Strike real nodes that train, with one stranger, lying member or copied key, and say what it cost.
 
     The targets: nothing is taken over, rounds keep 0.9 of their pace beside strangers and 0.7 beside a lying member
     (0.8 with --faults lying, beside three), no honest node grows by more than 64 MiB, and all are back within a minute,

@@ -56,6 +56,7 @@ class Participation:
         """The round of the state on which the trainer learnt something last."""
         self._found: Found | None = None
         self._spent = False
+        few_seats = are_few(manifest.seats)
         self._contributions = Contributions(
             fragments,
             manifest.sync.plan_codec,
@@ -65,8 +66,8 @@ class Participation:
             mixing=manifest.sync.applied_mixing,
             gradients=manifest.sync.exchanges_gradients,
             allocate=partial(file_memory, parts.store.folder),
-            vectors=FilePool(parts.store.folder, fragments.grid.chunk_values, kept=2),
-            few_seats=are_few(manifest.seats),
+            vectors=FilePool(parts.store.folder, fragments.grid.chunk_values, together=1 + few_seats, kept=2),
+            few_seats=few_seats,
         )
 
     @property

@@ -11,7 +11,7 @@ it is 0 for every strategy but streaming.
 Where seats are few (protocol/seats.py) members contribute once in several rounds what they learnt in all of them. The
 input is then the mean by tokens of the pseudo-gradient and of a residual that no round has counted: a sum would move
 the anchor by as many rounds' progress as one has to wait. Source: normalised averaging, arXiv 2007.07481. The residual
-goes from the anchor of now to where those steps had come to,
+of what no round counted any of goes from the anchor of now to where those steps had come,
 
     residual(e)  = residual(e') + anchor(e) − anchor(e')      of the round e' for which it was made
 
@@ -43,7 +43,7 @@ comes again, residual' = 0 there; what encoding lost of an included one is carri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -218,8 +218,8 @@ class Contributions:
 
     fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
     gradients: what is contributed are gradients, of which nothing comes again that was excluded. few_seats: what no
-    round counted is averaged with what comes then, by tokens, and not added to it. allocate: gives memory for what
-    stays from one round to the next; it may raise StorageError, and then so does what makes or settles.
+    round counted is averaged, from the newest anchor, with what comes then, and not added to it. allocate: gives memory
+    for what stays from one round to the next; it may raise StorageError, and then so does what makes or settles.
     """
 
     def __init__(
@@ -276,15 +276,18 @@ class Contributions:
 
         pseudo_gradient: of the round's fragment, ``(fragment.numel,) float32``, with the values of the buffers where
         those lie; it is read, and not kept. handed: what others of the site made of the same fragment; the contribution
-        is then the mean of all, by their tokens. anchor: on which it was learnt, ``(numel,) float32``, read and not
-        kept; of no account unless seats are few. Raises LocalError if it is not finite.
+        is then the mean of all, by their tokens. anchor: of all values, on which it was learnt, read and not kept; of
+        no account unless seats are few. Raises LocalError if it is not finite.
         """
         fragment = self.fragment(round)
         if handed:
             pseudo_gradient, tokens = _together(pseudo_gradient, tokens, handed)
         left = self._left[fragment.number]
-        stood = self._copied(anchor) if self._few_seats and anchor is not None else None
-        values = self._input(pseudo_gradient, tokens, left, fragment.grid, stood)
+        stands = self._few_seats and anchor is not None
+        # They begin with a page, as their file wants it, where they are to lie together.
+        values, *more = self._vectors.take_together(fragment.numel, 1 + stands)
+        stood = fragment.gather(anchor, more[0]) if stands and anchor is not None else None
+        self._write_input(values, pseudo_gradient, tokens, left, fragment.grid, stood)
         self.made = Made(
             round=round,
             base=base,
@@ -300,22 +303,18 @@ class Contributions:
         self.taken = number
         return self.made
 
-    def _copied(self, values: F32) -> F32:
-        copy = self._vectors.take(values.size)
-        np.copyto(copy, values)
-        return copy
-
     def _retained(self, pseudo_gradient: F32) -> F32 | None:
         if not self._mixing:
             return None
         return np.multiply(pseudo_gradient, self._mixing, out=self._vectors.take(pseudo_gradient.size))
 
-    def _input(self, pseudo_gradient: F32, tokens: int, left: _Left, grid: Grid, anchor: F32 | None) -> F32:
-        """Compute the input of a round, (numel,) float32 of its own, by the equation at the top of this module."""
-        values = self._vectors.take(grid.numel)  # begins with a page, as its file wants it
+    def _write_input(
+        self, values: F32, pseudo_gradient: F32, tokens: int, left: _Left, grid: Grid, anchor: F32 | None
+    ) -> None:
+        """Compute the input of a round into `values`, (numel,) float32, by the equation at the top of this module."""
         if left.residual is None and left.settled is None:
             np.copyto(values, pseudo_gradient)
-            return values
+            return
         share = np.float32(left.tokens / (left.tokens + tokens)) if self._few_seats else np.float32(0)
         averaged = grid.chunks - self._fragments.buffers if share else 0
         for chunk in range(grid.chunks):
@@ -330,7 +329,6 @@ class Contributions:
             elif self._error_feedback != 1:
                 np.multiply(part, self._error_feedback, out=part)
             np.add(pseudo_gradient[at], part, out=part)
-        return values
 
     def _write_residual(self, left: _Left, chunk: int, at: slice, out: F32) -> None:
         """The residual of a chunk, which lies `at` those values of its fragment, by the equation."""
@@ -489,7 +487,9 @@ class Contributions:
             own_rounds = -(-rounds // self._fragments.count)
             left.tokens, left.rounds_excluded = made.tokens, left.rounds_excluded + own_rounds
         left.residual = left.settled = None
-        left.anchor = made.anchor
+        left.anchor = None if any(bits) else made.anchor
+        if any(bits) and made.anchor is not None:
+            made = replace(made, anchor=None)  # of no more use
         if self._gradients and not any(bits):
             left.tokens, left.rounds_excluded = 0, 0
         elif left.rounds_excluded > self._staleness_rounds:

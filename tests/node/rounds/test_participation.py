@@ -109,8 +109,9 @@ class Part:
     def residual(self) -> bool:
         """Whether something is left over for the next contribution."""
         contributions = self.part._contributions
-        nothing = np.zeros(GRID.numel, np.float32)
-        return bool(contributions._input(nothing, 1, contributions._left[0], GRID, None).any())
+        found, nothing = np.zeros((2, GRID.numel), np.float32)
+        contributions._write_input(found, nothing, 1, contributions._left[0], GRID, None)
+        return bool(found.any())
 
 
 def test_what_waited_for_a_seat_is_given_from_the_state_of_now() -> None:
