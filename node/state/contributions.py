@@ -15,7 +15,9 @@ of what no round counted any of goes from the anchor of now to where those steps
 
     residual(e)  = residual(e') + anchor(e) − anchor(e')      of the round e' for which it was made
 
-so that what others have learnt since is not made a second time (`lab/notes/training.md` has what it is worth).
+so that what others have learnt since is not made a second time (`lab/notes/training.md` has what it is worth). What
+encoding lost of a counted round is part of the next input, and of a mean with it: while its member waits it fades.
+Steps that a slow member has in its replica, amid a round, stay the steps that they are.
 β is the manifest's error_feedback: 1, or under a sparse codec the 0.95 of SparseLoCo (arXiv 2508.15706, algorithm 1).
 The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
 limit of rounds belongs to an anchor long gone, and is dropped.
