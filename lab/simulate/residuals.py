@@ -11,7 +11,7 @@
 Each contribution is compared with every one that may follow from what the same peer announced last of the same
 fragment, as the entries of the peer's chain say of it; no account that the peer keeps is asked. Of what was learnt on a
 state, or counted in a round, that was abandoned since, nothing comes again. Where seats are few, what is given is the
-mean of what was learnt and of what comes again uncounted, by tokens; the latter from the state of now to where it led.
+mean of what was learnt and of what comes again uncounted, by tokens.
 """
 
 from __future__ import annotations
@@ -121,8 +121,7 @@ class Residuals:
         for last, (name, residual, more) in self._all_possible(peer, made):
             names.append(name)
             values = learnt if residual is None else learnt + self._error_feedback * residual
-            if self._averages and last is not None and residual is not None and more:
-                residual = residual + (self._judge.states[made.base] - self._judge.states[last.given.made.base])
+            if self._averages and residual is not None and more:
                 values = (np.float32(tokens) * learnt + np.float32(more) * residual) / np.float32(tokens + more)
             if made.tokens == tokens + more and np.allclose(made.values, values, rtol=0, atol=VALUES_ATOL):
                 self._check_on_the_way(peer, last)

@@ -9,15 +9,9 @@ Each fragment has a residual of its own: a round of one concerns no other. α is
 when it applies the anchor (`accounts`): that much of an uncounted contribution stays in the replica, and comes again;
 it is 0 for every strategy but streaming.
 Where seats are few (protocol/seats.py) members contribute once in several rounds what they learnt in all of them. The
-input is then the mean by tokens of the pseudo-gradient and of a residual that no round has counted: a sum would move
-the anchor by as many rounds' progress as one has to wait. Source: normalised averaging, arXiv 2007.07481. The residual
-of what no round counted any of goes from the anchor of now to where those steps had come,
-
-    residual(e)  = residual(e') + anchor(e) − anchor(e')      of the round e' for which it was made
-
-so that what others have learnt since is not made a second time (`lab/notes/training.md` has what it is worth). What
-encoding lost of a counted round is part of the next input, and of a mean with it: while its member waits it fades.
-Steps that a slow member has in its replica, amid a round, stay the steps that they are.
+input is then the mean by tokens of the pseudo-gradient and of a residual that no round has counted, which is as if each
+round's had been given by itself; a sum would move the anchor by as many rounds' progress as one has to wait. Source:
+normalised averaging, arXiv 2007.07481.
 β is the manifest's error_feedback: 1, or under a sparse codec the 0.95 of SparseLoCo (arXiv 2508.15706, algorithm 1).
 The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
 limit of rounds belongs to an anchor long gone, and is dropped.
@@ -30,7 +24,6 @@ What a restart needs to make it again the same, and to count it once, is a file 
     values        (numel,) float32: the input, as it was encoded
     residual.<p>  the residual of fragment p, of each that the round is not of and that has one
     retained      (numel,) float32: α · pseudo-gradient, where α is not 0
-    anchor        (numel,) float32: on which it was learnt, where seats are few
     metadata      term and round, the hash of the certificate's value that the round follows, weight, root, ages
 
 With the finals of the round the residual follows from it, so nothing has to be written after the round is certified.
@@ -45,7 +38,7 @@ comes again, residual' = 0 there; what encoding lost of an included one is carri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -80,7 +73,6 @@ from shoal.protocol.planning import CONTRIBUTOR, split_codec, with_buffers
 
 _METADATA = "work"
 _RETAINED = "retained"
-_ANCHOR = "anchor"
 _FORMAT = "shoal work 1"
 
 
@@ -114,8 +106,8 @@ class WorkAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class SavedWork:
     """A contribution as it is, or was, on disk. residuals: by fragment, of all that the account says are carried.
 
-    retained: what of `values` stays in the trainer's replica, ``(numel,)``; None for nothing. anchor: on which it was
-    learnt, where seats are few. vectors: whose memory `values` is.
+    retained: what of `values` stays in the trainer's replica, ``(numel,)``; None for nothing. vectors: whose memory
+    `values` is.
     """
 
     account: WorkAccount
@@ -123,7 +115,6 @@ class SavedWork:
     residuals: Mapping[int, F32] = field(default_factory=dict)
     retained: F32 | None = None
     vectors: VectorPool | None = None
-    anchor: F32 | None = None
 
     def prepare(self) -> None:
         """Have memory for the next one's values, in place of the file that this one's are now. Blocks."""
@@ -136,7 +127,6 @@ class Made:
     """One round's contribution: what went in, what is sent, and its weight. `base` is the hash of C(e-1)'s value.
 
     retained: α · pseudo-gradient, which the replica keeps; None for nothing. handed: whose work is in it besides.
-    anchor: on which it was learnt, where seats are few.
     """
 
     round: int
@@ -147,7 +137,6 @@ class Made:
     encoded: EncodedContribution
     retained: F32 | None = None
     handed: tuple[PeerId, ...] = ()
-    anchor: F32 | None = None
 
     def ready(
         self, head: Value, state: bytes, *, sender: PeerId, upload: int, download: int, reaches: Iterable[PeerId]
@@ -205,14 +194,13 @@ class _Left:
     """Rest of a fragment's rounds: the residual, ``(numel,) float32`` or None for none, its tokens, its age.
 
     settled: what the residual has still to be worked out of, with the chunks that were counted, and the finals where
-    they are here. anchor: on which it was learnt, where seats are few.
+    they are here.
     """
 
     residual: F32 | None = None
     tokens: int = 0
     rounds_excluded: int = 0  # the fragment's own
     settled: tuple[Made, Sequence[bool], Finals | None] | None = None
-    anchor: F32 | None = None
 
 
 class Contributions:
@@ -220,8 +208,8 @@ class Contributions:
 
     fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
     gradients: what is contributed are gradients, of which nothing comes again that was excluded. few_seats: what no
-    round counted is averaged, from the newest anchor, with what comes then, and not added to it. allocate: gives memory
-    for what stays from one round to the next; it may raise StorageError, and then so does what makes or settles.
+    round counted is averaged with what comes then, by tokens, and not added to it. allocate: gives memory for what
+    stays from one round to the next; it may raise StorageError, and then so does what makes or settles.
     """
 
     def __init__(
@@ -272,24 +260,18 @@ class Contributions:
         *,
         base: bytes,
         handed: Sequence[HandedWork] = (),
-        anchor: F32 | None = None,
     ) -> Made:
         """Encode this round's contribution, once; `base` is the hash of the previous certificate's value.
 
         pseudo_gradient: of the round's fragment, ``(fragment.numel,) float32``, with the values of the buffers where
         those lie; it is read, and not kept. handed: what others of the site made of the same fragment; the contribution
-        is then the mean of all, by their tokens. anchor: of all values, on which it was learnt, read and not kept; of
-        no account unless seats are few. Raises LocalError if it is not finite.
+        is then the mean of all, by their tokens. Raises LocalError if it is not finite.
         """
         fragment = self.fragment(round)
         if handed:
             pseudo_gradient, tokens = _together(pseudo_gradient, tokens, handed)
         left = self._left[fragment.number]
-        stands = self._few_seats and anchor is not None
-        # They begin with a page, as their file wants it, where they are to lie together.
-        values, *more = self._vectors.take_together(fragment.numel, 1 + stands)
-        stood = fragment.gather(anchor, more[0]) if stands and anchor is not None else None
-        self._write_input(values, pseudo_gradient, tokens, left, fragment.grid, stood)
+        values = self._input(pseudo_gradient, tokens, left, fragment.grid)
         self.made = Made(
             round=round,
             base=base,
@@ -299,9 +281,8 @@ class Contributions:
             encoded=self._encode(values, fragment, base),
             retained=self._retained(pseudo_gradient),
             handed=tuple(work.peer for work in handed),
-            anchor=stood,
         )
-        left.residual = left.settled = left.anchor = None  # it is in the values now
+        left.residual = left.settled = None  # it is in the values now
         self.taken = number
         return self.made
 
@@ -310,13 +291,12 @@ class Contributions:
             return None
         return np.multiply(pseudo_gradient, self._mixing, out=self._vectors.take(pseudo_gradient.size))
 
-    def _write_input(
-        self, values: F32, pseudo_gradient: F32, tokens: int, left: _Left, grid: Grid, anchor: F32 | None
-    ) -> None:
-        """Compute the input of a round into `values`, (numel,) float32, by the equation at the top of this module."""
+    def _input(self, pseudo_gradient: F32, tokens: int, left: _Left, grid: Grid) -> F32:
+        """Compute the input of a round, (numel,) float32 of its own, by the equation at the top of this module."""
+        values = self._vectors.take(grid.numel)  # begins with a page, as its file wants it
         if left.residual is None and left.settled is None:
             np.copyto(values, pseudo_gradient)
-            return
+            return values
         share = np.float32(left.tokens / (left.tokens + tokens)) if self._few_seats else np.float32(0)
         averaged = grid.chunks - self._fragments.buffers if share else 0
         for chunk in range(grid.chunks):
@@ -324,13 +304,12 @@ class Contributions:
             part = values[at]
             self._write_residual(left, chunk, at, part)
             if chunk < averaged:
-                if anchor is not None and left.anchor is not None:
-                    np.add(part, anchor[at] - left.anchor[at], out=part)
                 np.subtract(part, pseudo_gradient[at], out=part)
                 np.multiply(part, share, out=part)
             elif self._error_feedback != 1:
                 np.multiply(part, self._error_feedback, out=part)
             np.add(pseudo_gradient[at], part, out=part)
+        return values
 
     def _write_residual(self, left: _Left, chunk: int, at: slice, out: F32) -> None:
         """The residual of a chunk, which lies `at` those values of its fragment, by the equation."""
@@ -382,7 +361,7 @@ class Contributions:
             passed_on=passed_on or msgspec.UNSET,
         )
         residuals = {n: left.residual for n, left in others.items() if left.residual is not None}
-        return SavedWork(account, made.values, residuals, made.retained, self._vectors, made.anchor)
+        return SavedWork(account, made.values, residuals, made.retained, self._vectors)
 
     def make_again(self, work: SavedWork) -> bool:
         """Take up what was made before a restart, to be settled as if it had been made just now.
@@ -406,7 +385,6 @@ class Contributions:
             encoded=encoded,
             retained=work.retained,
             handed=() if isinstance(account.handed, msgspec.UnsetType) else tuple(map(PeerId, account.handed)),
-            anchor=work.anchor if self._few_seats else None,
         )
         self._left[fragment.number].rounds_excluded = account.rounds_excluded
         for one in account.carried:
@@ -489,9 +467,6 @@ class Contributions:
             own_rounds = -(-rounds // self._fragments.count)
             left.tokens, left.rounds_excluded = made.tokens, left.rounds_excluded + own_rounds
         left.residual = left.settled = None
-        left.anchor = None if any(bits) else made.anchor
-        if any(bits) and made.anchor is not None:
-            made = replace(made, anchor=None)  # of no more use
         if self._gradients and not any(bits):
             left.tokens, left.rounds_excluded = 0, 0
         elif left.rounds_excluded > self._staleness_rounds:
@@ -548,8 +523,6 @@ def write_work(path: Path, work: SavedWork) -> None:
     vectors = {"values": work.values} | {f"residual.{fragment}": values for fragment, values in work.residuals.items()}
     if work.retained is not None:
         vectors[_RETAINED] = work.retained
-    if work.anchor is not None:
-        vectors[_ANCHOR] = work.anchor
     write_tensors(path, [TensorBytes.of(name, values) for name, values in vectors.items()], metadata)
 
 
@@ -571,10 +544,10 @@ def read_work(path: Path) -> SavedWork:
     account = read_account(file)
     residuals = {one.fragment: _vector(file, f"residual.{one.fragment}") for one in account.carried}
     values = _vector(file, "values")
-    retained, anchor = (_vector(file, name) if name in file.names else None for name in (_RETAINED, _ANCHOR))
-    if any(one is not None and one.size != values.size for one in (retained, anchor)):
+    retained = _vector(file, _RETAINED) if _RETAINED in file.names else None
+    if retained is not None and retained.size != values.size:
         raise DamagedFile(f"{file.path} holds no contribution; remove it")
-    return SavedWork(account, values, residuals, retained, anchor=anchor)
+    return SavedWork(account, values, residuals, retained)
 
 
 def _vector(file: TensorFile, name: str) -> F32:

@@ -556,26 +556,6 @@ STATE: tuple[Bug, ...] = (
         "averaged = 0",
     ),
     bug(
-        "what waited is given from the anchor on which it was learnt",
-        "tests/node/state/test_contributions.py"
-        "::test_what_waited_goes_from_the_anchor_of_now_to_where_its_steps_had_come",
-        "np.add(part, anchor[at] - left.anchor[at], out=part)",
-        "pass",
-    ),
-    bug(
-        "the anchor of what waits does not outlive a restart",
-        "tests/node/state/test_contributions.py"
-        "::test_what_waited_goes_from_the_anchor_of_now_to_where_its_steps_had_come",
-        "if work.anchor is not None:",
-        "if False:",
-    ),
-    bug(
-        "a node does not say on which anchor it has learnt",
-        "tests/node/rounds/test_participation.py::test_what_waited_for_a_seat_is_given_from_the_state_of_now",
-        "anchor = state.anchor if isinstance(state, CertifiedState) else None",
-        "anchor = None",
-    ),
-    bug(
         "a follower's tokens are counted twice",
         "tests/node/state/test_contributions.py"
         "::test_who_followed_gives_the_mean_of_what_it_learnt_and_weighs_by_all_of_its_tokens",

@@ -435,6 +435,9 @@ def test_snapshot_that_a_device_fails_amid_its_writing_holds_up_no_other(
     second.start()
     second.join(60)
     assert not second.is_alive()
+    for thread in threading.enumerate():
+        if thread.name == "snapshot":
+            thread.join(60)  # what it raised is told while this test runs
 
 
 def test_older_snapshot_gives_moments_only(tmp_path: Path) -> None:
