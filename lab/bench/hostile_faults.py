@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from shoal.lab.bench.hostile_member import LYING_KINDS, told_of
-from shoal.lab.bench.hostile_spec import FOUR, STRANGERS
+from shoal.lab.bench.hostile_spec import HONEST, STRANGERS
 from shoal.lab.fleet import end
 from shoal.node.reporting.events import Listening
 from shoal.protocol.errors import NetworkError
@@ -77,7 +77,7 @@ async def siege(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]:
         with trio.move_on_after(FULL_DEADLINE_S):
             while not all([await _without_place(node) for node in swarm.honest]):  # noqa: ASYNC110  # nothing tells
                 await trio.sleep(FULL_PERIOD_S)
-            struck.made["nodes full"] = FOUR
+            struck.made["nodes full"] = HONEST
         struck.paced = await restart_founder(swarm)
         before = [await _without_place(node) for node in struck.paced]
         yield
@@ -122,7 +122,7 @@ async def copied_key(swarm: HostileSwarm, struck: Struck) -> AsyncIterator[None]
     await trio.to_thread.run_sync(
         partial(shutil.copytree, original.folder, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
     )
-    copy = swarm.make(FOUR, folder)
+    copy = swarm.make(HONEST, folder)
     struck.paced.remove(original)
     await swarm.launch_with(copy)
     struck.made["copies"] = 1

@@ -29,8 +29,8 @@ KINDS: Final[dict[str, str]] = {
 }
 STRANGERS: Final = frozenset({"ahead", "push", "multistream", "links", "prune", "flood"})
 LIARS: Final = frozenset({"forged_leaves", "electorate", "viewjump", "accuser"})
-FOUR: Final = 4
-"""Honest nodes; where agreement withstands a liar, and one lies, the voters."""
+HONEST: Final = 4
+"""Nodes that do not lie; one fewer where agreement withstands the one that does."""
 
 MUST_BESIDE_STRANGERS: Final = 0.9
 MUST_BESIDE_A_LIAR: Final = 0.7
@@ -79,7 +79,7 @@ class HostileBench(Spec):
         """Share of their pace that rounds have to keep."""
         if self.kind in STRANGERS:
             return MUST_BESIDE_STRANGERS
-        return MUST_WITHSTANDING_A_LIAR if self.has_liar and self.faults == "lying" else MUST_BESIDE_A_LIAR
+        return MUST_WITHSTANDING_A_LIAR if self._withstands_a_liar else MUST_BESIDE_A_LIAR
 
     @property
     def back_limit_s(self) -> float:
@@ -94,7 +94,11 @@ class HostileBench(Spec):
     @property
     def honest(self) -> int:
         """Number of the founders that do not lie."""
-        return FOUR - 1 if self.has_liar and self.faults == "lying" else FOUR
+        return HONEST - self._withstands_a_liar
+
+    @property
+    def _withstands_a_liar(self) -> bool:
+        return self.has_liar and self.faults == "lying"
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,5 +157,5 @@ class HostileResult(msgspec.Struct, frozen=True, kw_only=True):
     def _places(self) -> tuple[Row, ...]:
         if self.kind != "links":
             return ()
-        kept = self.attacks.get("nodes kept full", FOUR)
-        return FILLED.row(0 if self.attacks.get("nodes full") else FOUR), KEPT.row(FOUR - kept)
+        kept = self.attacks.get("nodes kept full", HONEST)
+        return FILLED.row(0 if self.attacks.get("nodes full") else HONEST), KEPT.row(HONEST - kept)

@@ -14,6 +14,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -23,11 +24,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import trio
 
 from shoal.cli.init import InitOptions, found
+from shoal.collectives.codecs import F32
 from shoal.collectives.schedule import learning_rate
 from shoal.lab.bench import train as bench_train
 from shoal.lab.bench import train_swarm as bench_train_swarm
@@ -46,6 +49,7 @@ from shoal.lab.bench.train_swarm import SeedRun, read_run
 from shoal.lab.bench.train_sync import JoinedWorkload, SynchronousTraining, train_synchronously
 from shoal.lab.case import CaseOptions, LongCaseOptions, Numbers, tell_nothing
 from shoal.lab.targets import missed
+from shoal.node.state.contributions import Contributions, Made
 from shoal.node.training.adamw import AdamW
 from shoal.node.training.trainer_messages import Assignment, InnerSettings
 from shoal.node.workload import load_workload
@@ -75,7 +79,8 @@ KEYS = {
 TINY = {"width": 16, "layers": 1, "heads": 2, "context": 16, "batch": 4}
 STEP_TOKENS = 64
 STEPS = 5
-ONE_SEAT = {"membership": {"seats": 1}, "round": {"staleness_rounds": 66}}
+STALE = {"round": {"staleness_rounds": 66}}
+ONE_SEAT = {"membership": {"seats": 1}, **STALE}
 ROUND_TOKENS = 2 * STEPS * STEP_TOKENS
 
 
@@ -246,7 +251,18 @@ def test_nodes_with_text_of_their_own_train_on_it_and_are_evaluated_alike(strate
     assert first[2].val_loss < first[0].val_loss
 
 
-def test_with_fewer_seats_than_nodes_each_contributes_in_its_turn_what_it_learnt_since() -> None:
+def test_with_fewer_seats_than_nodes_each_contributes_in_its_turn_what_it_learnt_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learnt, made = defaultdict[str, list[F32]](list), dict[str, Made]()
+    make = Contributions.make
+
+    def noted(self: Contributions, round: int, number: int, tokens: int, values: F32, *, base: bytes) -> Made:
+        learnt[self._sender].append(values)
+        made[self._sender] = make(self, round, number, tokens, values, base=base)
+        return made[self._sender]
+
+    monkeypatch.setattr(Contributions, "make", noted)
     bench = tiny(nodes=3, keys=ONE_SEAT)
     identities = [Identity.from_seed(bytes([number]) * 32) for number in range(3)]
     swarm = LocalSwarm(bench.manifest(1, [one.peer_id for one in identities]), identities)
@@ -254,6 +270,9 @@ def test_with_fewer_seats_than_nodes_each_contributes_in_its_turn_what_it_learnt
     for _ in range(6):
         swarm.run_round()
         (peer,) = swarm.head.counted
+        if peer not in counted:
+            mean = np.mean(learnt[peer], axis=0)
+            np.testing.assert_allclose(made[peer].values, mean, rtol=0, atol=1e-6, err_msg="by tokens, and no sum")
         counted.append(peer)
         tokens.append(swarm.tokens)
     assert len(set(counted[:3])) == 3
@@ -261,6 +280,12 @@ def test_with_fewer_seats_than_nodes_each_contributes_in_its_turn_what_it_learnt
     assert [after - before for before, after in pairwise(tokens)] == [
         STEPS * STEP_TOKENS * rounds for rounds in (1, 2, 3, 3, 3, 3)
     ]
+
+
+def test_who_waits_outside_is_not_trained_in_one_process() -> None:
+    bench = tiny(keys={"membership": {"voters": "named", "seats": 2, "waiting": "outside"}, **STALE})
+    with pytest.raises(ConfigError, match="--in-process"):
+        train_locally(bench, 1)
 
 
 # -- real nodes ----------------------------------------------------------------------------------------------
