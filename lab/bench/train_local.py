@@ -96,7 +96,9 @@ class LocalNode:
         while not isinstance(report, Contribution):
             report = self._replica.step(self._out)
         values = self._out[: self.contributions.fragment(report.round).numel].copy()
-        made = self.contributions.make(report.round, report.number, report.tokens, values, base=head.hash)
+        made = self.contributions.make(
+            report.round, report.number, report.tokens, values, base=head.hash, anchor=state.anchor
+        )
         return made.ready(head, head.digest, sender=self.identity.peer_id, upload=0, download=0, reaches=())
 
     def evaluate(self) -> float:

@@ -11,7 +11,8 @@
 Each contribution is compared with every one that may follow from what the same peer announced last of the same
 fragment, as the entries of the peer's chain say of it; no account that the peer keeps is asked. Of what was learnt on a
 state, or counted in a round, that was abandoned since, nothing comes again. Where seats are few, what is given is the
-mean of what was learnt and of what comes again uncounted, by tokens.
+mean of what was learnt and of what comes again uncounted, by tokens; the latter only as far as the state of now has
+not come the same way itself.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ def _work(made: Made) -> _Work:
     return made.base, made.encoded.root
 
 
+def _still_to_do(step: F32, moved: F32) -> F32:
+    """What is left of a step where the state has moved by `moved` since: nothing is turned round, or made longer."""
+    left = np.sign(step) * np.maximum(np.abs(step) - np.abs(moved), 0)
+    return np.where(step * moved > 0, left, step).astype(np.float32)
+
+
 def _mean(own: F32, own_tokens: int, others: Sequence[tuple[_Given, int]]) -> tuple[F32, int]:
     """The mean of what several learnt, by their tokens as far as they count, and the tokens of all."""
     tokens = own_tokens + sum(counted for _, counted in others)
@@ -121,7 +128,9 @@ class Residuals:
         for last, (name, residual, more) in self._all_possible(peer, made):
             names.append(name)
             values = learnt if residual is None else learnt + self._error_feedback * residual
-            if self._averages and residual is not None and more:
+            if self._averages and last is not None and residual is not None and more:
+                states = self._judge.states
+                residual = _still_to_do(residual, states[last.given.made.base] - states[made.base])
                 values = (np.float32(tokens) * learnt + np.float32(more) * residual) / np.float32(tokens + more)
             if made.tokens == tokens + more and np.allclose(made.values, values, rtol=0, atol=VALUES_ATOL):
                 self._check_on_the_way(peer, last)

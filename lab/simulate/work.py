@@ -70,7 +70,9 @@ class Work:
         learnt, tokens = swarm.made(peer, head.next_round, again)
         handed = () if take is None else take(tokens)
         number = self._contributions.taken + 1
-        made = self._contributions.make(head.next_round, number, tokens, learnt, base=head.hash, handed=handed)
+        made = self._contributions.make(
+            head.next_round, number, tokens, learnt, base=head.hash, handed=handed, anchor=self._disk.state
+        )
         swarm.residuals.made(peer, learnt, tokens, made, handed)
         return self.announcement(head) if take is None else self.keep(head)
 

@@ -56,6 +56,7 @@ class Participation:
         """The round of the state on which the trainer learnt something last."""
         self._found: Found | None = None
         self._spent = False
+        few_seats = are_few(manifest.seats)
         self._contributions = Contributions(
             fragments,
             manifest.sync.plan_codec,
@@ -65,8 +66,8 @@ class Participation:
             mixing=manifest.sync.applied_mixing,
             gradients=manifest.sync.exchanges_gradients,
             allocate=partial(file_memory, parts.store.folder),
-            vectors=FilePool(parts.store.folder, fragments.grid.chunk_values, kept=2),
-            few_seats=are_few(manifest.seats),
+            vectors=FilePool(parts.store.folder, fragments.grid.chunk_values, together=1 + few_seats, kept=2),
+            few_seats=few_seats,
         )
 
     @property
@@ -244,7 +245,11 @@ class Participation:
             raise LocalError("its inner steps counted no tokens; every loss may have been infinite or not a number")
         fragment, base = self._contributions.fragment(event.round), self._state_store.head.hash
         values = self._training_client.pseudo_gradient(fragment.numel)
-        return self._contributions.make(event.round, event.number, event.tokens, values, base=base, handed=handed)
+        state = self._state_store.state
+        anchor = state.anchor if isinstance(state, CertifiedState) else None
+        return self._contributions.make(
+            event.round, event.number, event.tokens, values, base=base, handed=handed, anchor=anchor
+        )
 
     # -- the reduction ---------------------------------------------------------------------------------------
 

@@ -9,9 +9,16 @@ Each fragment has a residual of its own: a round of one concerns no other. α is
 when it applies the anchor (`accounts`): that much of an uncounted contribution stays in the replica, and comes again;
 it is 0 for every strategy but streaming.
 Where seats are few (protocol/seats.py) members contribute once in several rounds what they learnt in all of them. The
-input is then the mean by tokens of the pseudo-gradient and of a residual that no round has counted, which is as if each
-round's had been given by itself; a sum would move the anchor by as many rounds' progress as one has to wait. Source:
-normalised averaging, arXiv 2007.07481.
+input is then the mean by tokens of the pseudo-gradient and of a residual that no round has counted: a sum would move
+the anchor by as many rounds' progress as one has to wait. Source: normalised averaging, arXiv 2007.07481. And of
+the residual of what no round counted any of that part is left out which others have gone since, value by value,
+
+    residual(e)  = r − clip(m, min(r, 0), max(r, 0))      r = residual(e'), m = anchor(e') − anchor(e)
+
+with e' the round for which it was made: as far as the anchor has come the same way it is not moved there a second time,
+and what only this member has learnt stays whole (`lab/notes/training.md` has what it is worth). What encoding lost of a
+counted round is part of the next input, and of a mean with it: while its member waits it fades. Steps that a slow
+member has in its replica, amid a round, stay the steps that they are.
 β is the manifest's error_feedback: 1, or under a sparse codec the 0.95 of SparseLoCo (arXiv 2508.15706, algorithm 1).
 The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
 limit of rounds belongs to an anchor long gone, and is dropped.
@@ -24,6 +31,7 @@ What a restart needs to make it again the same, and to count it once, is a file 
     values        (numel,) float32: the input, as it was encoded
     residual.<p>  the residual of fragment p, of each that the round is not of and that has one
     retained      (numel,) float32: α · pseudo-gradient, where α is not 0
+    anchor        (numel,) float32: on which it was learnt, where seats are few
     metadata      term and round, the hash of the certificate's value that the round follows, weight, root, ages
 
 With the finals of the round the residual follows from it, so nothing has to be written after the round is certified.
@@ -38,7 +46,7 @@ comes again, residual' = 0 there; what encoding lost of an included one is carri
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -73,6 +81,7 @@ from shoal.protocol.planning import CONTRIBUTOR, split_codec, with_buffers
 
 _METADATA = "work"
 _RETAINED = "retained"
+_ANCHOR = "anchor"
 _FORMAT = "shoal work 1"
 
 
@@ -106,8 +115,8 @@ class WorkAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class SavedWork:
     """A contribution as it is, or was, on disk. residuals: by fragment, of all that the account says are carried.
 
-    retained: what of `values` stays in the trainer's replica, ``(numel,)``; None for nothing. vectors: whose memory
-    `values` is.
+    retained: what of `values` stays in the trainer's replica, ``(numel,)``; None for nothing. anchor: on which it was
+    learnt, where seats are few. vectors: whose memory `values` is.
     """
 
     account: WorkAccount
@@ -115,6 +124,7 @@ class SavedWork:
     residuals: Mapping[int, F32] = field(default_factory=dict)
     retained: F32 | None = None
     vectors: VectorPool | None = None
+    anchor: F32 | None = None
 
     def prepare(self) -> None:
         """Have memory for the next one's values, in place of the file that this one's are now. Blocks."""
@@ -127,6 +137,7 @@ class Made:
     """One round's contribution: what went in, what is sent, and its weight. `base` is the hash of C(e-1)'s value.
 
     retained: α · pseudo-gradient, which the replica keeps; None for nothing. handed: whose work is in it besides.
+    anchor: on which it was learnt, where seats are few.
     """
 
     round: int
@@ -137,6 +148,7 @@ class Made:
     encoded: EncodedContribution
     retained: F32 | None = None
     handed: tuple[PeerId, ...] = ()
+    anchor: F32 | None = None
 
     def ready(
         self, head: Value, state: bytes, *, sender: PeerId, upload: int, download: int, reaches: Iterable[PeerId]
@@ -194,13 +206,14 @@ class _Left:
     """Rest of a fragment's rounds: the residual, ``(numel,) float32`` or None for none, its tokens, its age.
 
     settled: what the residual has still to be worked out of, with the chunks that were counted, and the finals where
-    they are here.
+    they are here. anchor: on which it was learnt, where seats are few.
     """
 
     residual: F32 | None = None
     tokens: int = 0
     rounds_excluded: int = 0  # the fragment's own
     settled: tuple[Made, Sequence[bool], Finals | None] | None = None
+    anchor: F32 | None = None
 
 
 class Contributions:
@@ -208,8 +221,9 @@ class Contributions:
 
     fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
     gradients: what is contributed are gradients, of which nothing comes again that was excluded. few_seats: what no
-    round counted is averaged with what comes then, by tokens, and not added to it. allocate: gives memory for what
-    stays from one round to the next; it may raise StorageError, and then so does what makes or settles.
+    round counted is averaged with what comes then, less what others have done of it since, and not added to it. allocate:
+    gives memory for what stays from one round to the next; it may raise StorageError, and then so does what makes or
+    settles.
     """
 
     def __init__(
@@ -260,18 +274,24 @@ class Contributions:
         *,
         base: bytes,
         handed: Sequence[HandedWork] = (),
+        anchor: F32 | None = None,
     ) -> Made:
         """Encode this round's contribution, once; `base` is the hash of the previous certificate's value.
 
         pseudo_gradient: of the round's fragment, ``(fragment.numel,) float32``, with the values of the buffers where
         those lie; it is read, and not kept. handed: what others of the site made of the same fragment; the contribution
-        is then the mean of all, by their tokens. Raises LocalError if it is not finite.
+        is then the mean of all, by their tokens. anchor: of all values, on which it was learnt, read and not kept; of
+        no account unless seats are few. Raises LocalError if it is not finite.
         """
         fragment = self.fragment(round)
         if handed:
             pseudo_gradient, tokens = _together(pseudo_gradient, tokens, handed)
         left = self._left[fragment.number]
-        values = self._input(pseudo_gradient, tokens, left, fragment.grid)
+        stands = self._few_seats and anchor is not None
+        # They begin with a page, as their file wants it, where they are to lie together.
+        values, *more = self._vectors.take_together(fragment.numel, 1 + stands)
+        stood = fragment.gather(anchor, more[0]) if stands and anchor is not None else None
+        self._write_input(values, pseudo_gradient, tokens, left, fragment.grid, stood)
         self.made = Made(
             round=round,
             base=base,
@@ -281,8 +301,9 @@ class Contributions:
             encoded=self._encode(values, fragment, base),
             retained=self._retained(pseudo_gradient),
             handed=tuple(work.peer for work in handed),
+            anchor=stood,
         )
-        left.residual = left.settled = None  # it is in the values now
+        left.residual = left.settled = left.anchor = None  # it is in the values now
         self.taken = number
         return self.made
 
@@ -291,12 +312,13 @@ class Contributions:
             return None
         return np.multiply(pseudo_gradient, self._mixing, out=self._vectors.take(pseudo_gradient.size))
 
-    def _input(self, pseudo_gradient: F32, tokens: int, left: _Left, grid: Grid) -> F32:
-        """Compute the input of a round, (numel,) float32 of its own, by the equation at the top of this module."""
-        values = self._vectors.take(grid.numel)  # begins with a page, as its file wants it
+    def _write_input(
+        self, values: F32, pseudo_gradient: F32, tokens: int, left: _Left, grid: Grid, anchor: F32 | None
+    ) -> None:
+        """Compute the input of a round into `values`, (numel,) float32, by the equation at the top of this module."""
         if left.residual is None and left.settled is None:
             np.copyto(values, pseudo_gradient)
-            return values
+            return
         share = np.float32(left.tokens / (left.tokens + tokens)) if self._few_seats else np.float32(0)
         averaged = grid.chunks - self._fragments.buffers if share else 0
         for chunk in range(grid.chunks):
@@ -304,12 +326,13 @@ class Contributions:
             part = values[at]
             self._write_residual(left, chunk, at, part)
             if chunk < averaged:
+                if anchor is not None and left.anchor is not None:
+                    _leave_out(left.anchor[at] - anchor[at], part)
                 np.subtract(part, pseudo_gradient[at], out=part)
                 np.multiply(part, share, out=part)
             elif self._error_feedback != 1:
                 np.multiply(part, self._error_feedback, out=part)
             np.add(pseudo_gradient[at], part, out=part)
-        return values
 
     def _write_residual(self, left: _Left, chunk: int, at: slice, out: F32) -> None:
         """The residual of a chunk, which lies `at` those values of its fragment, by the equation."""
@@ -361,7 +384,7 @@ class Contributions:
             passed_on=passed_on or msgspec.UNSET,
         )
         residuals = {n: left.residual for n, left in others.items() if left.residual is not None}
-        return SavedWork(account, made.values, residuals, made.retained, self._vectors)
+        return SavedWork(account, made.values, residuals, made.retained, self._vectors, made.anchor)
 
     def make_again(self, work: SavedWork) -> bool:
         """Take up what was made before a restart, to be settled as if it had been made just now.
@@ -385,6 +408,7 @@ class Contributions:
             encoded=encoded,
             retained=work.retained,
             handed=() if isinstance(account.handed, msgspec.UnsetType) else tuple(map(PeerId, account.handed)),
+            anchor=work.anchor if self._few_seats else None,
         )
         self._left[fragment.number].rounds_excluded = account.rounds_excluded
         for one in account.carried:
@@ -467,6 +491,9 @@ class Contributions:
             own_rounds = -(-rounds // self._fragments.count)
             left.tokens, left.rounds_excluded = made.tokens, left.rounds_excluded + own_rounds
         left.residual = left.settled = None
+        left.anchor = None if any(bits) else made.anchor
+        if any(bits) and made.anchor is not None:
+            made = replace(made, anchor=None)  # of no more use
         if self._gradients and not any(bits):
             left.tokens, left.rounds_excluded = 0, 0
         elif left.rounds_excluded > self._staleness_rounds:
@@ -509,6 +536,11 @@ def _together(own: F32, tokens: int, handed: Sequence[HandedWork]) -> tuple[F32,
     return mean, total
 
 
+def _leave_out(moved: F32, step: F32) -> None:
+    """Take from each value of a step as much of it as the anchor has moved the same way since; all are ``(n,)``."""
+    np.subtract(step, np.clip(moved, np.minimum(step, 0), np.maximum(step, 0)), out=step)
+
+
 def _is_exact(encoded: EncodedContribution) -> bool:
     """True if the codec has lost nothing: it writes fp32 as it is, and no value was so large that it was cut."""
     return split_codec(encoded.codec)[0] == "fp32" and max(encoded.squares) < float(VALUE_LIMIT) ** 2
@@ -523,6 +555,8 @@ def write_work(path: Path, work: SavedWork) -> None:
     vectors = {"values": work.values} | {f"residual.{fragment}": values for fragment, values in work.residuals.items()}
     if work.retained is not None:
         vectors[_RETAINED] = work.retained
+    if work.anchor is not None:
+        vectors[_ANCHOR] = work.anchor
     write_tensors(path, [TensorBytes.of(name, values) for name, values in vectors.items()], metadata)
 
 
@@ -544,10 +578,10 @@ def read_work(path: Path) -> SavedWork:
     account = read_account(file)
     residuals = {one.fragment: _vector(file, f"residual.{one.fragment}") for one in account.carried}
     values = _vector(file, "values")
-    retained = _vector(file, _RETAINED) if _RETAINED in file.names else None
-    if retained is not None and retained.size != values.size:
+    retained, anchor = (_vector(file, name) if name in file.names else None for name in (_RETAINED, _ANCHOR))
+    if any(one is not None and one.size != values.size for one in (retained, anchor)):
         raise DamagedFile(f"{file.path} holds no contribution; remove it")
-    return SavedWork(account, values, residuals, retained)
+    return SavedWork(account, values, residuals, retained, anchor=anchor)
 
 
 def _vector(file: TensorFile, name: str) -> F32:

@@ -11,7 +11,7 @@ f. What is written anew is beside what it replaces until it is whole and synced;
     logs                events and the agreement's
 
 With `streaming`, whose replicas keep a part of their own values, a round's work has 8 more, the replica and what it
-learnt, and 4 more of residuals are in place of memory.
+learnt, and 4 more of residuals are in place of memory. Where seats are few each contribution has 4 more, the anchor.
 
 `shoal bench memory --optimizer adamw` measures the sum. Finals since the newest state on disk stay whatever they take:
 where rounds are shorter than ten times what a state takes to write, there are more (`state_saver.LAG_LIMIT_ROUNDS`).
@@ -32,6 +32,7 @@ from shoal.node.state.states import FINALS_DISK_BYTES, FINALS_KEPT, FINALS_MIN, 
 from shoal.node.state.store import AGREEMENT_LOG_LIMIT_BYTES
 from shoal.node.training.memory_need import MOMENT_BYTES
 from shoal.protocol.manifest import Manifest, OptimizerName
+from shoal.protocol.seats import are_few
 
 STATE_BYTES: Final = 8
 """Of a value in a certified state: the parameter and the outer optimizer's momentum in fp32."""
@@ -43,6 +44,8 @@ FINAL_BYTES: Final = {"fp32": 4, "bf16": 2}
 """Of a round's reduced values as they travel; one or less with the other codecs."""
 MIXED_BYTES: Final = 8
 """More in a round's work where anchors are mixed into replicas."""
+ANCHOR_BYTES: Final = 4
+"""Beside a contribution, where seats are few."""
 RESIDUAL_BYTES: Final = 4
 """Of the fragments that a round is not of, where there are any."""
 WORK_FILES: Final = 3
@@ -83,9 +86,11 @@ class DiskNeed:
 
 def disk_need(folder: Path, manifest: Manifest, numel: int, checkpoints: int) -> DiskNeed:
     """Bytes that a node on a data folder, which need not be there, takes of its disk with a model of `numel` values."""
-    mixes = manifest.sync.applied_mixing is not None
+    mixes, few_seats = manifest.sync.applied_mixing is not None, are_few(manifest.seats)
     return DiskNeed(
-        parts=bytes_on_disk(numel, manifest.sync.codec, checkpoints, manifest.inner.optimizer, mixes=mixes),
+        parts=bytes_on_disk(
+            numel, manifest.sync.codec, checkpoints, manifest.inner.optimizer, mixes=mixes, few_seats=few_seats
+        ),
         there=_bytes_under(folder),
         free=shutil.disk_usage(existing_parent(folder)).free,
     )
@@ -120,15 +125,22 @@ def bytes_at_least(numel: int, codec: str) -> int:
 
 
 def bytes_on_disk(
-    numel: int, codec: str, checkpoints: int, optimizer: OptimizerName = "adamw", *, mixes: bool = False
+    numel: int,
+    codec: str,
+    checkpoints: int,
+    optimizer: OptimizerName = "adamw",
+    *,
+    mixes: bool = False,
+    few_seats: bool = False,
 ) -> dict[str, int]:
     """Bytes on a node's disk at the most, by kind: of a model of `numel` values, with so many checkpoints.
 
-    mixes: anchors of fragments are mixed into replicas, as with `streaming`.
+    mixes: anchors of fragments are mixed into replicas, as with `streaming`. few_seats: members take turns.
     """
     state, final = numel * STATE_BYTES, numel * FINAL_BYTES.get(codec, 1)
-    work = round(numel * (MOMENT_BYTES[optimizer] + CONTRIBUTION_BYTES + mixes * MIXED_BYTES))
-    contributions = 2 * numel * CONTRIBUTION_BYTES + CONTRIBUTIONS_KEPT * final
+    made = CONTRIBUTION_BYTES + few_seats * ANCHOR_BYTES
+    work = round(numel * (MOMENT_BYTES[optimizer] + made + mixes * MIXED_BYTES))
+    contributions = 2 * numel * made + CONTRIBUTIONS_KEPT * final
     return {
         "states": (STATES_KEPT + 1) * state + numel * INITIAL_BYTES,
         "finals": max(FINALS_MIN * final, min(FINALS_KEPT * final, max(FINALS_DISK_BYTES, state // 2))),

@@ -17,7 +17,7 @@ learnt meanwhile is no part of that state, and is kept by these rules:
     staleness limit allows
 
 The first is `trainer_messages`, the others are `contributions`; all are differences from an anchor, so none of them
-depends on which states the node held or skipped.
+depends on which states the node held or skipped; where seats are few, a contribution has its anchor beside it.
 """
 
 from __future__ import annotations

@@ -556,6 +556,24 @@ STATE: tuple[Bug, ...] = (
         "averaged = 0",
     ),
     bug(
+        "what waited is given whole, whatever others have done of it",
+        "tests/node/state/test_contributions.py::test_what_waited_is_given_as_far_as_others_have_not_gone_the_same_way",
+        "_leave_out(left.anchor[at] - anchor[at], part)",
+        "pass",
+    ),
+    bug(
+        "the anchor of what waits does not outlive a restart",
+        "tests/node/state/test_contributions.py::test_what_waited_is_given_as_far_as_others_have_not_gone_the_same_way",
+        "if work.anchor is not None:",
+        "if False:",
+    ),
+    bug(
+        "a node does not say on which anchor it has learnt",
+        "tests/node/rounds/test_participation.py::test_what_waited_for_a_seat_is_less_by_what_the_round_has_done_of_it",
+        "anchor = state.anchor if isinstance(state, CertifiedState) else None",
+        "anchor = None",
+    ),
+    bug(
         "a follower's tokens are counted twice",
         "tests/node/state/test_contributions.py"
         "::test_who_followed_gives_the_mean_of_what_it_learnt_and_weighs_by_all_of_its_tokens",

@@ -32,7 +32,9 @@ from tests.node.rounds.site_lab import no_site
 class Part:
     """A founder's part in the rounds that a ledger certifies; the trainer's orders are noted."""
 
-    def __init__(self, rounds: int, *, error_feedback: float = 1.0, balances: bool = False) -> None:
+    def __init__(
+        self, rounds: int, *, error_feedback: float = 1.0, balances: bool = False, seats: int = MEMBER_LIMIT
+    ) -> None:
         self.ledger = Ledger(codec="fp32")
         self.ledger.certify(rounds)
         self.stood: list[tuple[int, bool]] = []
@@ -42,9 +44,7 @@ class Part:
         me = self.ledger.founders[0]
         sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
         sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3, weight_cap=4.0)}
-        manifest = SimpleNamespace(
-            **sections, seats=MEMBER_LIMIT, swarm=SimpleNamespace(founders=list(self.ledger.peers))
-        )
+        manifest = SimpleNamespace(**sections, seats=seats, swarm=SimpleNamespace(founders=list(self.ledger.peers)))
         self.state_store = SimpleNamespace(
             chain=self.ledger.chain,
             head=self.ledger.chain.head,
@@ -109,7 +109,28 @@ class Part:
     def residual(self) -> bool:
         """Whether something is left over for the next contribution."""
         contributions = self.part._contributions
-        return bool(contributions._input(np.zeros(GRID.numel, np.float32), 1, contributions._left[0], GRID).any())
+        found, nothing = np.zeros((2, GRID.numel), np.float32)
+        contributions._write_input(found, nothing, 1, contributions._left[0], GRID, None)
+        return bool(found.any())
+
+
+def test_what_waited_for_a_seat_is_less_by_what_the_round_has_done_of_it() -> None:
+    here, anchors = Part(1, seats=2), list[F32]()
+    for round in (2, 3):
+        here.stand()
+        anchors.append(here.ledger.state.anchor)
+        event = Contribution(
+            number=round, round=round, tokens=100, steps=1, loss=0.0, seconds=0.0, tokens_per_s=0.0, order=0
+        )
+        made = here.part._make(event, [])
+        here.ledger.certify()
+        here.settle()
+    assert made.tokens == 200
+    moved = anchors[0] - anchors[1]
+    same = here.values * moved > 0
+    less = np.sign(here.values) * np.maximum(np.abs(here.values) - np.abs(moved), 0)
+    assert 0.2 < same.mean() < 0.8
+    np.testing.assert_allclose(made.values, (here.values + np.where(same, less, here.values)) / 2, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("missed", "dropped"), [(2, False), (3, True)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -12,12 +14,13 @@ from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.lab.signed import certified
-from shoal.node.state.contributions import Contributions, Made
+from shoal.node.state.contributions import Contributions, Made, read_work, write_work
+from shoal.node.state.file_memory import FilePool, mapping_of
 from shoal.protocol.certificate import genesis
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import LocalError
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.messages import WEIGHT_LIMIT
+from shoal.protocol.messages import WEIGHT_LIMIT, Term
 from tests.manifests import manifest_of
 from tests.protocol.lab import SWARM, plan_hash, value_of
 
@@ -304,11 +307,48 @@ def test_who_followed_gives_the_mean_of_what_it_learnt_and_weighs_by_all_of_its_
     assert (after.tokens, np.array_equal(after.values, whole(5))) == (100, True), "it was counted once"
 
 
+def left_of(step: F32, moved: F32) -> F32:
+    """As far as it goes beyond what was moved the same way; whole where that was the other way."""
+    pairs = zip(step.tolist(), moved.tolist(), strict=True)
+    return np.array([s if s * m <= 0 else math.copysign(max(abs(s) - abs(m), 0.0), s) for s, m in pairs], np.float32)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_waited_is_given_as_far_as_others_have_not_gone_the_same_way(restarted: bool, tmp_path: Path) -> None:
+    me = PeerId("me")
+    contributions = Contributions(Fragments(GRID), "fp32", 3, sender=me, few_seats=True)
+    anchors = {round: real(10 + round) for round in (1, 2, 3)}
+    for round in (1, 2):
+        given = contributions.make(round, round, 100, real(round), base=bytes(32), anchor=anchors[round])
+        if round == 2 and restarted:
+            write_work(tmp_path / "work", contributions.saved(given, Term(0, 0)))
+            contributions = Contributions(Fragments(GRID), "fp32", 3, sender=me, few_seats=True)
+            assert contributions.make_again(read_work(tmp_path / "work"))
+        contributions.settle(round, NONE)
+    made = contributions.make(3, 3, 100, real(3), base=bytes(32), anchor=anchors[3])
+    second = (real(2) + left_of(real(1), anchors[1] - anchors[2])) / 2
+    third = (real(3) + 2 * left_of(second, anchors[2] - anchors[3])) / 3
+    np.testing.assert_allclose(made.values, third, rtol=0, atol=1e-6)
+
+
+def test_where_seats_are_few_the_anchor_lies_in_the_file_of_the_contribution(tmp_path: Path) -> None:
+    pool = FilePool(tmp_path, GRID.chunk_values, together=2, kept=2)
+    contributions = Contributions(Fragments(GRID), "fp32", 3, sender=PeerId("me"), few_seats=True, vectors=pool)
+    made = contributions.make(1, 1, 100, real(1), base=bytes(32), anchor=real(2))
+    write_work(tmp_path / "work", contributions.saved(made, Term(0, 0)))
+    mapping = mapping_of(made.values)
+    assert mapping is not None
+    assert mapping.is_named, "it is not written a second time"
+    found = read_work(tmp_path / "work")
+    assert found.anchor is not None
+    assert (found.values.tobytes(), found.anchor.tobytes()) == (real(1).tobytes(), real(2).tobytes())
+
+
 def test_what_encoding_lost_of_a_counted_round_comes_whole_though_seats_are_few() -> None:
     contributions = Contributions(Fragments(GRID), "int8", 3, sender=PeerId("me"), few_seats=True)
-    first = make(contributions, 1, 1, 10, real(1))
+    first = contributions.make(1, 1, 10, real(1), base=bytes(32), anchor=real(11))
     contributions.settle(1, ALL)
-    second = make(contributions, 2, 2, 10, real(2))
+    second = contributions.make(2, 2, 10, real(2), base=bytes(32), anchor=real(12))
     assert second.values.tobytes() == (real(2) + (first.values - first.encoded.decoded())).tobytes()
 
 
