@@ -36,8 +36,11 @@ pytest: $(STAMP)
 	$(BIN)/python -m pytest tests -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -m "not long"
 
 # Real processes under every kind of trouble, and the wheel in an environment of its own: beyond the time of `make test`.
-ordeals: $(STAMP)
+ordeals: $(STAMP) $(BIN)/llama-server
 	$(BIN)/python -m pytest tests -n 3 --dist loadfile --no-loadscope-reorder -m long -o faulthandler_timeout=1800
+
+$(BIN)/llama-server: tests/install_llama_cpp.sh | $(STAMP)
+	tests/install_llama_cpp.sh $@
 
 # Every claim in figures, by its command; one that holds of the code as it is, is not proven again. Hours.
 proof: $(STAMP)

@@ -7,18 +7,20 @@ of other numbers of things, or of numbers that are none, is no reply. What is re
                                               or has no reason to have ended, is not finished
     choices[].logprobs.token_logprobs         all but `transformers serve`, which ignores the wish (5.23)
     choices[].token_ids                       vLLM, SGLang and `shoal engine`, on `return_token_ids`
+    choices[].logprobs.content[].logprob, .id  llama.cpp's server has both there, as in chats
     metadata.weight_version                   SGLang and `shoal engine`: the policy that drew this very reply
     metadata.vocabulary                       `shoal engine`: its tokens are below it
     model, system_fingerprint                 vLLM and others: they name the policy where nothing better does
 
 Sources: https://platform.openai.com/docs/api-reference/completions; `vllm/entrypoints/openai/completion/protocol.py` of
-vLLM; `entrypoints/openai/protocol.py` and `serving_completions.py` of SGLang; `cli/serving/completion.py` of
-transformers 5.23. No IO, and no torch.
+vLLM; `entrypoints/openai/protocol.py` and `serving_completions.py` of SGLang; `server-task.cpp` of llama.cpp;
+`cli/serving/completion.py` of transformers 5.23. No IO, and no torch.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -66,6 +68,10 @@ class CompletionsRequest(msgspec.Struct, frozen=True, kw_only=True, omit_default
     logprobs: int | None = None
     return_token_ids: bool = False
 
+    def single(self) -> CompletionsRequest:
+        """One completion, for an engine that draws no more at a time."""
+        return msgspec.structs.replace(self, n=1)
+
     def plain(self) -> CompletionsRequest:
         """One completion, with nothing that an engine might not know."""
         return msgspec.structs.replace(self, n=1, logprobs=None, return_token_ids=False)
@@ -107,8 +113,14 @@ class Reply:
     tokens: int
 
 
+class _Token(msgspec.Struct, frozen=True, kw_only=True):
+    logprob: float | None = None
+    id: int | None = None
+
+
 class _LogProbs(msgspec.Struct, frozen=True, kw_only=True):
     token_logprobs: list[float | None] | None = None
+    content: list[_Token] | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,10 +214,20 @@ def _policy(reply: _Reply) -> str:
     return name or "unnamed"
 
 
+def _drawn(choice: _Choice) -> tuple[Sequence[float | None], Sequence[int]]:
+    """Log-probabilities and tokens, in whichever form they are; what is not said is empty."""
+    if choice.logprobs is None:
+        return (), ()
+    content = choice.logprobs.content
+    if content is None:
+        return choice.logprobs.token_logprobs or (), choice.token_ids or ()
+    return [token.logprob for token in content], [token.id for token in content if token.id is not None]
+
+
 def _completion(choice: _Choice, request: CompletionsRequest, vocabulary: int) -> Completion:
     if choice.finish_reason not in ENDS:
         raise RemoteError(f"a completion is not finished, but ended by {choice.finish_reason!r:.40}")
-    log_probs = None if choice.logprobs is None else choice.logprobs.token_logprobs
+    log_probs, tokens = _drawn(choice)
     cut = choice.finish_reason == CUT
     if not log_probs:
         return Completion(text=choice.text, drawn=None, cut=cut)
@@ -214,7 +236,6 @@ def _completion(choice: _Choice, request: CompletionsRequest, vocabulary: int) -
     known = [value for value in log_probs if value is not None]
     if len(known) < len(log_probs):
         raise RemoteError("a log-probability is missing")
-    tokens = choice.token_ids or []
     if len(tokens) not in (0, len(log_probs)):
         raise RemoteError(f"a completion has {len(tokens)} tokens and {len(log_probs)} log-probabilities")
     if not all(0 <= token < vocabulary for token in tokens):

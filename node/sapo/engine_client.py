@@ -7,7 +7,7 @@ reply says by which it was drawn, and what came of a group before a change is th
     no answer within the deadline,     a fault; after FAULT_LIMIT of them, or when the deadline is over, the group is
     or one that is no answer           given up: another task may do
     its policy changed                 the group begins anew, CHANGE_LIMIT times
-    refuses what not all engines know  asked for one completion at a time, and no log-probabilities
+    refuses what not all engines do    asked for one completion at a time, then for no log-probabilities either
 
 One connection a request, plain HTTP/1.1 by h11. Several threads may draw groups at once.
 """
@@ -89,7 +89,8 @@ class EngineClient:
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._pauses = Backoff(PAUSE_S, PAUSE_LIMIT_S)
-        self._is_plain = False
+        self._form = 0
+        """In which of the forms of a request it is asked."""
 
     def group(self, prompt: Prompt, count: int, seed: int, *, max_tokens: int | None = None) -> Reply | None:
         """Draw `count` completions of `prompt`, all by one policy; None if the engine does not manage. Raises Stopped.
@@ -169,14 +170,18 @@ class EngineClient:
             logprobs=1,
             return_token_ids=True,
         )
-        if self._is_plain:
-            return self._exchange(request.plain())
-        try:
-            return self._exchange(request)
-        except _NotKnown:
-            reply = self._exchange(request.plain())  # if it refuses this too, it was not for what it does not know
-            self._is_plain = True
+        forms = (request, request.single(), request.plain())
+        for form in range(self._form, len(forms)):
+            if form > self._form and forms[form] == forms[form - 1]:
+                continue
+            try:
+                reply = self._exchange(forms[form])
+            except _NotKnown as error:
+                refused = error
+                continue
+            self._form = form
             return reply
+        raise refused  # its plainest form too, so it was not for what it does not know
 
     def _exchange(self, request: CompletionsRequest) -> Reply:
         try:
@@ -184,7 +189,7 @@ class EngineClient:
                 msgspec.json.encode(request), target=COMPLETE, limit_bytes=request.reply_limit_bytes
             )
         except NetworkError:
-            self._is_plain = False  # another may come up in its place
+            self._form = 0  # another may come up in its place
             raise
         if status == HTTPStatus.OK:
             return read_reply(body, request)

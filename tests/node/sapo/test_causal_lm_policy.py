@@ -34,15 +34,15 @@ def _imported() -> None:
     pytest.importorskip("transformers")  # which warns
 
 
-def new_tokenizer(*, chat: bool = False) -> Any:
-    """A token for each of `LETTERS`."""
+def new_tokenizer(*, chat: bool = False, letters: str = LETTERS) -> Any:
+    """A token for each of the letters."""
     import transformers
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split
 
-    names = ["?", END, *LETTERS]
+    names = ["?", END, *letters]
     inner = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, unk_token="?"))
     inner.pre_tokenizer = Split(Regex("."), "isolated")
     inner.decoder = Fuse()
@@ -52,7 +52,7 @@ def new_tokenizer(*, chat: bool = False) -> Any:
     return tokenizer
 
 
-def new_model(kind: str = "llama") -> torch.nn.Module:
+def new_model(kind: str = "llama", *, vocabulary: int = VOCABULARY) -> torch.nn.Module:
     """Weights large enough that what is drawn depends on every token before."""
     import transformers
 
@@ -60,7 +60,7 @@ def new_model(kind: str = "llama") -> torch.nn.Module:
         torch.manual_seed(5)
         if kind == "llama":
             config = transformers.LlamaConfig(
-                vocab_size=VOCABULARY,
+                vocab_size=vocabulary,
                 hidden_size=16,
                 intermediate_size=32,
                 num_hidden_layers=2,
@@ -71,7 +71,7 @@ def new_model(kind: str = "llama") -> torch.nn.Module:
             made: torch.nn.Module = transformers.LlamaForCausalLM(config)
         else:
             config = transformers.GPT2Config(
-                vocab_size=VOCABULARY, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4
+                vocab_size=vocabulary, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4
             )
             made = transformers.GPT2LMHeadModel(config)
     return made

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,22 +86,45 @@ TRANSFORMERS = {
 }
 """As of transformers/cli/serving/completion.py, 5.23: n and logprobs are not looked at; what is None is left out."""
 
-LLAMA_CPP = {
+
+def _of_llama_cpp(id: int, token: str, log_prob: float) -> dict[str, Any]:
+    rival = {"id": 4, "token": "2", "bytes": [50], "logprob": -1.5905805826187134}
+    return {"id": id, "token": token, "bytes": [*token.encode()], "logprob": log_prob, "top_logprobs": [rival]}
+
+
+LLAMA_CPP: dict[str, Any] = {
     "choices": [
-        {
-            "text": "3",
-            "index": 0,
-            "logprobs": {"content": [{"id": 3, "token": "3", "bytes": [51], "logprob": -0.5, "top_logprobs": []}]},
-            "finish_reason": "stop",
-        }
+        {"text": text, "index": at, "logprobs": {"content": content}, "finish_reason": reason}
+        for at, (text, content, reason) in enumerate(
+            [
+                ("?", [_of_llama_cpp(0, "?", -1.8602796792984009), _of_llama_cpp(1, "", -3.173588752746582)], "stop"),
+                (
+                    "03?0",
+                    [
+                        _of_llama_cpp(2, "0", -1.851815104484558),
+                        _of_llama_cpp(5, "3", -2.209406852722168),
+                        _of_llama_cpp(0, "?", -1.6599043607711792),
+                        _of_llama_cpp(2, "0", -1.2681866884231567),
+                    ],
+                    "length",
+                ),
+            ]
+        )
     ],
-    "created": 1764163200,
-    "model": "tiny.gguf",
-    "system_fingerprint": "b6000-0000000",
+    "created": 1796042984,
+    "model": "one.gguf",
+    "system_fingerprint": "b1-0c1e570",
     "object": "text_completion",
-    "usage": {"completion_tokens": 1, "prompt_tokens": 4, "total_tokens": 5},
+    "usage": {
+        "completion_tokens": 2,
+        "prompt_tokens": 1,
+        "total_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    },
+    "id": "chatcmpl-wdgZnElLZqq0FHCbnnUwIkajjEINrV8n",
+    "timings": {"cache_n": 0, "prompt_n": 1, "prompt_ms": 0.579, "predicted_n": 1, "predicted_ms": 0.001},
 }
-"""Its log-probabilities have the form of chats, which is not read: a group of it has text."""
+"""Of the server in llama-cpp-python 0.3.36. Of several completions it counts the first one's tokens."""
 
 
 def encoded(reply: object) -> bytes:
@@ -117,16 +141,20 @@ def test_log_probabilities_and_tokens_are_those_of_the_drawn_tokens(reply: objec
     assert [one.ids() for one in drawn] == [(513, 2), (513, 9, 14, 9)]
 
 
-@pytest.mark.parametrize(
-    ("reply", "policy", "text"),
-    [(TRANSFORMERS, "/models/tiny", "3 4 "), (LLAMA_CPP, "tiny.gguf b6000-0000000", "3")],
-)
-def test_reply_without_log_probabilities_has_text_and_says_that_it_has_no_more(
-    reply: object, policy: str, text: str
-) -> None:
-    read = read_reply(encoded(reply), REQUEST)
-    assert read.policy == policy
-    assert [(one.text, one.drawn) for one in read.completions] == [(text, None)]
+def test_log_probabilities_in_the_form_of_chats_are_read_with_their_tokens() -> None:
+    read = read_reply(encoded(LLAMA_CPP), REQUEST)
+    assert (read.policy, version_of(read.policy), read.tokens) == ("one.gguf b1-0c1e570", 0, 2)
+    drawn = [one.drawn for one in read.completions if one.drawn is not None]
+    assert [(one.text, one.cut) for one in read.completions] == [("?", False), ("03?0", True)]
+    assert [one.ids() for one in drawn] == [(0, 1), (2, 5, 0, 2)]
+    given = [[token["logprob"] for token in choice["logprobs"]["content"]] for choice in LLAMA_CPP["choices"]]
+    assert [one.values() for one in drawn] == [tuple(map(float, np.float32(values))) for values in given]
+
+
+def test_reply_without_log_probabilities_has_text_and_says_that_it_has_no_more() -> None:
+    read = read_reply(encoded(TRANSFORMERS), REQUEST)
+    assert read.policy == "/models/tiny"
+    assert [(one.text, one.drawn) for one in read.completions] == [("3 4 ", None)]
 
 
 def test_what_is_asked_has_the_names_of_the_api_and_in_its_plain_form_nothing_but_what_all_know() -> None:
@@ -176,6 +204,9 @@ def of_log_probs(*values: object) -> bytes:
         (changed(token_ids=[513, -2]), "not in the vocabulary"),
         (changed(token_ids=[513, 2**32]), "not in the vocabulary"),
         (encoded({**VLLM, "metadata": {"weight_version": "3", "vocabulary": 513}}), "not in the vocabulary"),
+        (encoded(LLAMA_CPP).replace(b'"logprob": -1.86', b'"other": -1.86', 1), "a log-probability is missing"),
+        (encoded(LLAMA_CPP).replace(b'"id": 0', b'"no": 0', 1), "1 tokens and 2 log-probabilities"),
+        (encoded(LLAMA_CPP).replace(b'"id": 0', b'"id": -1', 1), "not in the vocabulary"),
     ],
 )
 def test_reply_that_is_none_is_refused(body: bytes, why: str) -> None:
@@ -190,8 +221,9 @@ def test_reply_with_anything_anywhere_is_read_or_refused_and_nothing_else_happen
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
         max_leaves=6,
     )
-    reply: Any = json.loads(encoded(VLLM))
-    place: Any = data.draw(st.sampled_from([reply, reply["choices"][0], reply["choices"][1]["logprobs"]]))
+    reply: Any = json.loads(encoded(data.draw(st.sampled_from([VLLM, LLAMA_CPP]))))
+    log_probs = reply["choices"][1]["logprobs"]
+    place: Any = data.draw(st.sampled_from([reply, reply["choices"][0], log_probs, *log_probs.get("content", [])]))
     place[data.draw(st.sampled_from(sorted(place)))] = data.draw(anything)
     try:
         read = read_reply(encoded(reply), REQUEST)

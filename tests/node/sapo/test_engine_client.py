@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,16 +248,33 @@ def test_engine_that_does_not_know_all_fields_is_asked_plainly_and_gives_text_al
             group = lab.client.group("?", 2, 0)
             assert group is not None
             assert [(one.text, one.drawn) for one in group.completions] == [("a", None), ("a", None)]
-        assert len(engine.asked) == 1 + 4
+        assert len(engine.asked) == 2 + 4
+        assert lab.told == []
+
+
+def unless_single(stream: socket.socket, asked: dict[str, Any]) -> None:
+    """What an engine does that draws one completion at a time, and knows all else."""
+    made = completions("a") if asked.get("n", 1) == 1 else answer({"error": {"message": "n is 1 at the most"}}, 400)
+    made(stream, asked)
+
+
+def test_engine_that_draws_one_at_a_time_gives_log_probabilities_all_the_same() -> None:
+    with ScriptedEngine([], then=unless_single) as engine:
+        lab = Lab(engine.address)
+        for wanted in (2, 1, 2):
+            group = lab.client.group("?", wanted, 0)
+            assert group is not None
+            assert [one.drawn.ids() for one in group.completions if one.drawn] == [(3, 1)] * wanted
+        assert len(engine.asked) == 1 + 5
         assert lab.told == []
 
 
 def test_refusal_of_one_prompt_is_no_reason_to_do_without_log_probabilities() -> None:
     too_long = answer({"error": {"message": "too long"}}, 400)
-    with ScriptedEngine([too_long] * 2 * FAULT_LIMIT, then=TWO) as engine:
+    with ScriptedEngine([too_long] * 3 * FAULT_LIMIT, then=TWO) as engine:
         lab = Lab(engine.address)
         assert lab.client.group("?", 2, 0) is None
-        assert len(engine.asked) == 2 * FAULT_LIMIT
+        assert len(engine.asked) == 3 * FAULT_LIMIT
         assert "too long" in lab.told[0]
         group = lab.client.group("?", 2, 0)
     assert group is not None
