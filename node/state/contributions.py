@@ -221,7 +221,7 @@ class Contributions:
 
     fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
     gradients: what is contributed are gradients, of which nothing comes again that was excluded. few_seats: what no
-    round counted is averaged with what comes then, less what others have done of it since, and not added to it. allocate:
+    round counted is averaged with what comes then, less what others did of it since, and not added to it. allocate:
     gives memory for what stays from one round to the next; it may raise StorageError, and then so does what makes or
     settles.
     """
