@@ -254,7 +254,9 @@ def test_engine_that_does_not_know_all_fields_is_asked_plainly_and_gives_text_al
 
 def unless_single(stream: socket.socket, asked: dict[str, Any]) -> None:
     """What an engine does that draws one completion at a time, and knows all else."""
-    made = completions("a") if asked.get("n", 1) == 1 else answer({"error": {"message": "n is 1 at the most"}}, 400)
+    made = completions("a", log_probs="logprobs" in asked)
+    if asked.get("n", 1) > 1:
+        made = answer({"error": {"message": "n is 1 at the most"}}, 400)
     made(stream, asked)
 
 
