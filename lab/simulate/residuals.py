@@ -11,8 +11,8 @@
 Each contribution is compared with every one that may follow from what the same peer announced last of the same
 fragment, as the entries of the peer's chain say of it; no account that the peer keeps is asked. Of what was learnt on a
 state, or counted in a round, that was abandoned since, nothing comes again. Where seats are few, what is given is the
-mean of what was learnt and of what comes again uncounted, by tokens; the latter only as far as the state of now has
-not come the same way itself.
+mean of what was learnt and of what comes again uncounted, by tokens, of which each value of the latter has the share by
+which it goes beyond where the state has come since.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.collectives.codecs import F32, final_codec
 from shoal.lab.simulate.judge import Judge, Violation
@@ -70,10 +71,11 @@ def _work(made: Made) -> _Work:
     return made.base, made.encoded.root
 
 
-def _still_to_do(step: F32, moved: F32) -> F32:
-    """What is left of a step where the state has moved by `moved` since: nothing is turned round, or made longer."""
-    left = np.sign(step) * np.maximum(np.abs(step) - np.abs(moved), 0)
-    return np.where(step * moved > 0, left, step).astype(np.float32)
+def _left_to_do(step: F32, moved: F32) -> npt.NDArray[np.float64]:
+    """Share of each value of a step by which it goes beyond where the state has come since: all, if that went back."""
+    same = step.astype(np.float64) * moved > 0
+    beyond = 1 - np.abs(moved) / np.where(same, np.abs(step), 1).astype(np.float64)
+    return np.where(same, np.maximum(beyond, 0), 1.0)
 
 
 def _mean(own: F32, own_tokens: int, others: Sequence[tuple[_Given, int]]) -> tuple[F32, int]:
@@ -130,8 +132,8 @@ class Residuals:
             values = learnt if residual is None else learnt + self._error_feedback * residual
             if self._averages and last is not None and residual is not None and more:
                 states = self._judge.states
-                residual = _still_to_do(residual, states[last.given.made.base] - states[made.base])
-                values = (np.float32(tokens) * learnt + np.float32(more) * residual) / np.float32(tokens + more)
+                weight = more * _left_to_do(residual, states[last.given.made.base] - states[made.base])
+                values = (tokens * learnt + weight * residual) / (tokens + weight)
             if made.tokens == tokens + more and np.allclose(made.values, values, rtol=0, atol=VALUES_ATOL):
                 self._check_on_the_way(peer, last)
                 self.carried += residual is not None

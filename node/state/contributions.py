@@ -10,15 +10,15 @@ when it applies the anchor (`accounts`): that much of an uncounted contribution 
 it is 0 for every strategy but streaming.
 Where seats are few (protocol/seats.py) members contribute once in several rounds what they learnt in all of them. The
 input is then the mean by tokens of the pseudo-gradient and of a residual that no round has counted: a sum would move
-the anchor by as many rounds' progress as one has to wait. Source: normalised averaging, arXiv 2007.07481. And of
-the residual of what no round counted any of that part is left out which others have gone since, value by value,
+the anchor by as many rounds' progress as one has to wait. Source: normalised averaging, arXiv 2007.07481. In it each
+value of the residual weighs as much as is left of it to do,
 
-    residual(e)  = r − clip(m, min(r, 0), max(r, 0))      r = residual(e'), m = anchor(e') − anchor(e)
+    share left = 1 − clip(m / r, 0, 1)      r = residual, m = anchor(e') − anchor(e), made for e' and given to e
 
-with e' the round for which it was made: as far as the anchor has come the same way it is not moved there a second time,
-and what only this member has learnt stays whole (`lab/notes/training.md` has what it is worth). What encoding lost of a
-counted round is part of the next input, and of a mean with it: while its member waits it fades. Steps that a slow
-member has in its replica, amid a round, stay the steps that they are.
+so that nothing is moved a second time where the others have come the same way since, and what only this member has
+learnt stays whole (`lab/notes/training.md` has what it is worth). What encoding lost of a counted round is part of the
+next input, and of a mean with it: while its member waits it fades. Steps that a slow member has in its replica, amid a
+round, stay the steps that they are.
 β is the manifest's error_feedback: 1, or under a sparse codec the 0.95 of SparseLoCo (arXiv 2508.15706, algorithm 1).
 The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
 limit of rounds belongs to an anchor long gone, and is dropped.
@@ -221,9 +221,9 @@ class Contributions:
 
     fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
     gradients: what is contributed are gradients, of which nothing comes again that was excluded. few_seats: what no
-    round counted is averaged with what comes then, less what others did of it since, and not added to it. allocate:
-    gives memory for what stays from one round to the next; it may raise StorageError, and then so does what makes or
-    settles.
+    round counted is averaged with what comes then, as far as others have not done it since, and not added to it.
+    allocate: gives memory for what stays from one round to the next; it may raise StorageError, and then so does what
+    makes or settles.
     """
 
     def __init__(
@@ -319,17 +319,18 @@ class Contributions:
         if left.residual is None and left.settled is None:
             np.copyto(values, pseudo_gradient)
             return
-        share = np.float32(left.tokens / (left.tokens + tokens)) if self._few_seats else np.float32(0)
-        averaged = grid.chunks - self._fragments.buffers if share else 0
+        averages = self._few_seats and left.tokens > 0
+        averaged = grid.chunks - self._fragments.buffers if averages else 0
         for chunk in range(grid.chunks):
             at = slice(*grid.span(chunk))
             part = values[at]
             self._write_residual(left, chunk, at, part)
             if chunk < averaged:
+                weight: F32 | np.float32 = np.float32(left.tokens / tokens)
                 if anchor is not None and left.anchor is not None:
-                    _leave_out(left.anchor[at] - anchor[at], part)
+                    weight = weight * _share_left(part, left.anchor[at] - anchor[at])
                 np.subtract(part, pseudo_gradient[at], out=part)
-                np.multiply(part, share, out=part)
+                np.multiply(part, weight / (1 + weight), out=part)
             elif self._error_feedback != 1:
                 np.multiply(part, self._error_feedback, out=part)
             np.add(pseudo_gradient[at], part, out=part)
@@ -536,9 +537,10 @@ def _together(own: F32, tokens: int, handed: Sequence[HandedWork]) -> tuple[F32,
     return mean, total
 
 
-def _leave_out(moved: F32, step: F32) -> None:
-    """Take from each value of a step as much of it as the anchor has moved the same way since; all are ``(n,)``."""
-    np.subtract(step, np.clip(moved, np.minimum(step, 0), np.maximum(step, 0)), out=step)
+def _share_left(step: F32, moved: F32) -> F32:
+    """Of each value of a step, ``(n,)``, the share that is left to do where the anchor has `moved` so since."""
+    left = step - np.clip(moved, np.minimum(step, 0), np.maximum(step, 0))
+    return np.divide(left, step, out=np.ones_like(step), where=step != 0)
 
 
 def _is_exact(encoded: EncodedContribution) -> bool:

@@ -114,9 +114,10 @@ class Part:
         return bool(found.any())
 
 
-def test_what_waited_for_a_seat_is_less_by_what_the_round_has_done_of_it() -> None:
+def test_what_waited_for_a_seat_weighs_by_what_the_round_has_left_of_it() -> None:
     here, anchors = Part(1, seats=2), list[F32]()
     for round in (2, 3):
+        here.values = vector(round)
         here.stand()
         anchors.append(here.ledger.state.anchor)
         event = Contribution(
@@ -127,10 +128,11 @@ def test_what_waited_for_a_seat_is_less_by_what_the_round_has_done_of_it() -> No
         here.settle()
     assert made.tokens == 200
     moved = anchors[0] - anchors[1]
-    same = here.values * moved > 0
-    less = np.sign(here.values) * np.maximum(np.abs(here.values) - np.abs(moved), 0)
+    same = vector(2) * moved > 0
+    weight = np.where(same, np.maximum(1 - moved / vector(2), 0), 1)
     assert 0.2 < same.mean() < 0.8
-    np.testing.assert_allclose(made.values, (here.values + np.where(same, less, here.values)) / 2, rtol=0, atol=1e-6)
+    expected = (vector(3) + weight * vector(2)) / (1 + weight)
+    np.testing.assert_allclose(made.values, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("missed", "dropped"), [(2, False), (3, True)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -307,14 +306,20 @@ def test_who_followed_gives_the_mean_of_what_it_learnt_and_weighs_by_all_of_its_
     assert (after.tokens, np.array_equal(after.values, whole(5))) == (100, True), "it was counted once"
 
 
-def left_of(step: F32, moved: F32) -> F32:
-    """As far as it goes beyond what was moved the same way; whole where that was the other way."""
-    pairs = zip(step.tolist(), moved.tolist(), strict=True)
-    return np.array([s if s * m <= 0 else math.copysign(max(abs(s) - abs(m), 0.0), s) for s, m in pairs], np.float32)
+def mean_with(step: F32, tokens: int, learnt: F32, moved: F32) -> F32:
+    """Of what waited, with its tokens, and 100 tokens of what was learnt then.
+
+    A value of what waited weighs by the share with which it goes beyond what was moved the same way.
+    """
+    values = []
+    for s, new, m in zip(step.tolist(), learnt.tolist(), moved.tolist(), strict=True):
+        weight = tokens * (1.0 if s * m <= 0 else max(1 - m / s, 0.0))
+        values.append((100 * new + weight * s) / (100 + weight))
+    return np.array(values, np.float32)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_waited_is_given_as_far_as_others_have_not_gone_the_same_way(restarted: bool, tmp_path: Path) -> None:
+def test_what_waited_weighs_by_what_others_have_left_of_it(restarted: bool, tmp_path: Path) -> None:
     me = PeerId("me")
     contributions = Contributions(Fragments(GRID), "fp32", 3, sender=me, few_seats=True)
     anchors = {round: real(10 + round) for round in (1, 2, 3)}
@@ -326,8 +331,9 @@ def test_what_waited_is_given_as_far_as_others_have_not_gone_the_same_way(restar
             assert contributions.make_again(read_work(tmp_path / "work"))
         contributions.settle(round, NONE)
     made = contributions.make(3, 3, 100, real(3), base=bytes(32), anchor=anchors[3])
-    second = (real(2) + left_of(real(1), anchors[1] - anchors[2])) / 2
-    third = (real(3) + 2 * left_of(second, anchors[2] - anchors[3])) / 3
+    second = mean_with(real(1), 100, real(2), anchors[1] - anchors[2])
+    third = mean_with(second, 200, real(3), anchors[2] - anchors[3])
+    assert made.tokens == 300
     np.testing.assert_allclose(made.values, third, rtol=0, atol=1e-6)
 
 
