@@ -251,15 +251,31 @@ def test_nodes_with_text_of_their_own_train_on_it_and_are_evaluated_alike(strate
     assert first[2].val_loss < first[0].val_loss
 
 
+def mean_of(learnt: list[tuple[F32, F32]]) -> F32:
+    """Of what was learnt in rounds of as many tokens, one after the other, each with the anchor that it was learnt on.
+
+    Each value of what is there weighs by the share with which it goes beyond where the anchor has come since.
+    """
+    mean, stood = learnt[0]
+    for rounds, (values, anchor) in enumerate(learnt[1:], start=1):
+        moved = stood - anchor
+        beyond = 1 - np.divide(moved, mean, out=np.zeros_like(mean), where=mean * moved > 0)
+        weight = rounds * np.maximum(beyond, 0)
+        mean, stood = (values + weight * mean) / (1 + weight), anchor
+    return mean
+
+
 def test_with_fewer_seats_than_nodes_each_contributes_in_its_turn_what_it_learnt_since(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learnt, made = defaultdict[str, list[F32]](list), dict[str, Made]()
+    learnt, made = defaultdict[str, list[tuple[F32, F32]]](list), dict[str, Made]()
     make = Contributions.make
 
-    def noted(self: Contributions, round: int, number: int, tokens: int, values: F32, *, base: bytes) -> Made:
-        learnt[self._sender].append(values)
-        made[self._sender] = make(self, round, number, tokens, values, base=base)
+    def noted(
+        self: Contributions, round: int, number: int, tokens: int, values: F32, *, base: bytes, anchor: F32
+    ) -> Made:
+        learnt[self._sender].append((values, anchor.copy()))
+        made[self._sender] = make(self, round, number, tokens, values, base=base, anchor=anchor)
         return made[self._sender]
 
     monkeypatch.setattr(Contributions, "make", noted)
@@ -271,8 +287,9 @@ def test_with_fewer_seats_than_nodes_each_contributes_in_its_turn_what_it_learnt
         swarm.run_round()
         (peer,) = swarm.head.counted
         if peer not in counted:
-            mean = np.mean(learnt[peer], axis=0)
+            mean = mean_of(learnt[peer])
             np.testing.assert_allclose(made[peer].values, mean, rtol=0, atol=1e-6, err_msg="by tokens, and no sum")
+            assert len(learnt[peer]) == 1 or not np.allclose(mean, np.mean([one for one, _ in learnt[peer]], axis=0))
         counted.append(peer)
         tokens.append(swarm.tokens)
     assert len(set(counted[:3])) == 3
