@@ -197,7 +197,10 @@ class CharPolicy:
 
 
 class _Batch:
-    """See `Batch`. Rows that are done stay in the cache until they are many: to take one out copies all others."""
+    """See `Batch`. Rows that are done stay in the cache until they are many: to take one out copies all others.
+
+    There the rows lie in the order of their lengths, the longest first.
+    """
 
     def __init__(self, model: Gpt, log_softmax: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._model = model
@@ -208,8 +211,9 @@ class _Batch:
     def read(self, contexts: Sequence[tuple[int, ...]], rows: Sequence[int], *, room: int) -> torch.Tensor:
         logits, self._cache = self._model.prefill(contexts, room=room)
         wanted = torch.tensor(rows)
-        self._cache.keep(wanted)
-        self._rows = torch.arange(len(rows))
+        order = self._cache.lengths[wanted].argsort(descending=True, stable=True)
+        self._cache.keep(wanted[order])
+        self._rows = order.argsort()
         return self._log_softmax(logits[wanted])
 
     def go_on(self, tokens: torch.Tensor, kept: Sequence[int] | None) -> torch.Tensor:
@@ -222,8 +226,9 @@ class _Batch:
     def _keep(self, rows: torch.Tensor) -> None:
         cache, self._rows = self._cache, rows
         if len(rows) <= LIVE_SHARE * len(cache.lengths):
-            cache.keep(rows)
-            self._rows = torch.arange(len(rows))
+            order = rows.argsort()
+            cache.keep(rows[order])
+            self._rows = order.argsort()
         else:  # the others' places stay within the model's context
             lengths = torch.zeros_like(cache.lengths)
             lengths[rows] = cache.lengths[rows]

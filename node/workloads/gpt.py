@@ -35,6 +35,8 @@ LAYOUTS: Final[Mapping[Style, Mapping[str, str]]] = {
 
 SIZES: Final[Mapping[str, tuple[int, int]]] = {"width": (1, 1 << 14), "layers": (1, 256), "heads": (1, 256)}
 """The least and the most of each option of a model's size."""
+SPAN_SHARE: Final = 0.25
+"""Of the columns of a cache: rows whose first ones lie further apart are attended to by themselves."""
 CONTEXT_LIMIT: Final = 1 << 17
 """Tokens of a row, at most."""
 
@@ -69,7 +71,8 @@ class Cache:
     """Keys and values of each layer, rows aligned at their end; what stands before a row's context is masked.
 
     keys, values: per layer (B, H, capacity, D), of which `used` columns are. visible: (B, capacity) bool.
-    lengths: (B,), the tokens of each row.
+    lengths: (B,), the tokens of each row. Rows that come in the order of their lengths, the longest first, are attended
+    to in a few spans, and none of a short row's is read where only a long one has columns.
     """
 
     def __init__(self, settings: GptSettings, lengths: torch.Tensor, *, room: int) -> None:
@@ -79,19 +82,62 @@ class Cache:
         self.keys = [torch.zeros(shape, device=lengths.device) for _ in range(settings.layers)]
         self.values = [torch.zeros(shape, device=lengths.device) for _ in range(settings.layers)]
         self.lengths = lengths
-        self.visible = torch.arange(shape[2], device=lengths.device)[None, :] >= longest - lengths[:, None]
+        self._begins = longest - lengths  # (B,), the first column of each row
+        self.visible = self._columns(shape[2]) >= self._begins[:, None]
+        self._spans = [(0, len(lengths), 0)]  # of rows: the first, the one behind the last, their first column
 
     def keep(self, rows: torch.Tensor) -> None:
         """Go on with these rows, in this order; a row may be there several times."""
-        self.keys = [self._of_rows(keys, rows) for keys in self.keys]
-        self.values = [self._of_rows(values, rows) for values in self.values]
-        self.lengths, self.visible = self.lengths[rows], self.visible[rows]
+        begins = self._begins[rows]
+        unseen = int(begins.min())
+        self.keys = [self._of_rows(keys, rows, unseen) for keys in self.keys]
+        self.values = [self._of_rows(values, rows, unseen) for values in self.values]
+        self.lengths, self._begins, self.used = self.lengths[rows], begins - unseen, self.used - unseen
+        self.visible = self._columns(self.keys[0].shape[2]) >= self._begins[:, None]
+        self._spans = self._spans_of(self._begins.tolist())
 
-    def _of_rows(self, columns: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """These rows, of which only the columns that are used are copied."""
-        kept = columns.new_empty((len(rows), *columns.shape[1:]))
-        kept[:, :, : self.used] = columns[:, :, : self.used][rows]
+    def take_up(self, rows: torch.Tensor, part: Cache) -> None:
+        """Have what another read of these rows, behind which nothing is read yet."""
+        self.used = int((self.lengths + self._begins)[0])
+        columns = slice(self.used - part.used, self.used)
+        for mine, other in zip((*self.keys, *self.values), (*part.keys, *part.values), strict=True):
+            mine[rows, :, columns] = other
+
+    def _columns(self, count: int) -> torch.Tensor:
+        return torch.arange(count, device=self.lengths.device)[None, :]
+
+    def _of_rows(self, columns: torch.Tensor, rows: torch.Tensor, unseen: int) -> torch.Tensor:
+        """These rows without the first `unseen` columns; of the others those that are used are copied."""
+        kept = columns.new_empty((len(rows), columns.shape[1], columns.shape[2] - unseen, columns.shape[3]))
+        torch.index_select(columns[:, :, unseen : self.used], 0, rows, out=kept[:, :, : self.used - unseen])
         return kept
+
+    def _spans_of(self, begins: list[int]) -> list[tuple[int, int, int]]:
+        """Rows side by side whose first columns are not far from each other."""
+        spans = [(0, 1, begins[0])]
+        for row, begin in enumerate(begins[1:], start=1):
+            first, _, column = spans[-1]
+            if abs(begin - column) > SPAN_SHARE * self.used:
+                spans.append((row, row + 1, begin))
+            else:
+                spans[-1] = first, row + 1, min(begin, column)
+        return spans
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Put keys and values (B, H, T, D) behind those used, and attend to all up to their end that is `seen`."""
+        key, value = self.add(layer, key, value)
+        mixed = [
+            F.scaled_dot_product_attention(
+                query[first:stop],
+                key[first:stop, :, column:],
+                value[first:stop, :, column:],
+                attn_mask=None if seen is None else seen[first:stop, :, :, column:],
+            )
+            for first, stop, column in self._spans
+        ]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Put keys and values (B, H, T, D) behind those used; return all up to their end."""
@@ -155,7 +201,23 @@ class Gpt(nn.Module):
         return normed
 
     def prefill(self, contexts: Sequence[Sequence[int]], *, room: int) -> tuple[torch.Tensor, Cache]:
-        """Read contexts. Returns logits of the next token (B, V), and a cache with room for more tokens."""
+        """Read contexts. Returns logits of the next token (B, V), and a cache with room for more tokens.
+
+        Those of like lengths are read together: a row's padding takes as long as what it says.
+        """
+        alike = _alike([len(context) for context in contexts])
+        if len(alike) == 1:
+            return self._read(contexts, room)
+        device = self.embed.weight.device
+        cache = Cache(self.settings, torch.tensor([len(context) for context in contexts], device=device), room=room)
+        logits = torch.empty((len(contexts), self.settings.vocabulary), device=device)
+        for rows in alike:
+            at = torch.tensor(rows, device=device)
+            logits[at], part = self._read([contexts[row] for row in rows], 0)
+            cache.take_up(at, part)
+        return logits, cache
+
+    def _read(self, contexts: Sequence[Sequence[int]], room: int) -> tuple[torch.Tensor, Cache]:
         device = self.embed.weight.device
         lengths = torch.tensor([len(context) for context in contexts], device=device)
         longest = int(lengths.max())
@@ -241,9 +303,10 @@ class Block(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
-        if cache is not None:
-            key, value = cache.add(layer, key, value)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
+        if cache is None:
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, is_causal=seen is None)
+        else:
+            mixed = cache.attend(layer, query, key, value, seen)
         x = x + self._run("project", mixed.transpose(1, 2).reshape(batch, length, width))
         perceived: torch.Tensor = self.down(F.gelu(self.up(self._run("norm_perceptron", x))))
         return x + perceived
@@ -251,6 +314,17 @@ class Block(nn.Module):
     def _run(self, part: str, x: torch.Tensor) -> torch.Tensor:
         ran: torch.Tensor = getattr(self, self.names[part])(x)
         return ran
+
+
+def _alike(lengths: Sequence[int]) -> list[list[int]]:
+    """The rows with these lengths in parts, of which no row is shorter than half of the longest; the longest first."""
+    parts: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if parts and 2 * lengths[row] >= lengths[parts[-1][0]]:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return parts
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -599,6 +599,24 @@ SAPO: tuple[Bug, ...] = (
         "seen = causal[None].repeat(len(contexts), 1, 1)",
     ),
     bug(
+        "a row that is longer than the first of its span is not read from its beginning",
+        "tests/node/workloads/test_gpt.py::test_reading_on_with_a_cache_is_reading_all_at_once",
+        "row + 1, min(begin, column)",
+        "row + 1, column",
+    ),
+    bug(
+        "contexts of another length are read to the wrong end",
+        "tests/node/workloads/test_gpt.py::test_reading_on_with_a_cache_is_reading_all_at_once",
+        "columns = slice(self.used - part.used, self.used)",
+        "columns = slice(0, part.used)",
+    ),
+    bug(
+        "a cache whose longest row is gone keeps its count of columns",
+        "tests/node/workloads/test_gpt.py::test_reading_on_with_a_cache_is_reading_all_at_once",
+        "begins - unseen, self.used - unseen",
+        "begins - unseen, self.used",
+    ),
+    bug(
         "cached tokens stand where the longest row stands",
         "tests/node/workloads/test_gpt.py::test_reading_on_with_a_cache_is_reading_all_at_once",
         "positions=cache.lengths[:, None], seen=seen",

@@ -41,20 +41,20 @@ def test_model_sees_no_future(style: Style) -> None:
 def test_reading_on_with_a_cache_is_reading_all_at_once(style: Style) -> None:
     """Contexts of unlike lengths, of which one is left out and one is taken up twice on the way."""
     model = new_gpt(style)
-    rows = [torch.randint(0, 40, (length,)).tolist() for length in (3, 7, 5)]
+    rows = [torch.randint(0, 40, (length,)).tolist() for length in (3, 7, 5, 6)]
     logits, cache = model.prefill(rows, room=4)
     for row, found in zip(rows, logits, strict=True):
         assert torch.allclose(found, model(torch.tensor([row]))[0, -1], atol=1e-5)
-    kept = [2, 0, 0]
+    kept = [2, 3, 0, 0]
     cache.keep(torch.tensor(kept))
     rows = [list(rows[at]) for at in kept]
     for _ in range(4):
-        more = torch.randint(0, 40, (3, 1))
+        more = torch.randint(0, 40, (4, 1))
         logits = model.step(more, cache)
         for row, token, found in zip(rows, more[:, 0].tolist(), logits, strict=True):
             row.append(token)
             assert torch.allclose(found, model(torch.tensor([row]))[0, -1], atol=1e-5)
-    assert cache.lengths.tolist() == [len(row) for row in rows] == [9, 7, 7]
+    assert cache.lengths.tolist() == [len(row) for row in rows] == [9, 10, 7, 7]
 
 
 def test_rotation_makes_products_depend_on_distance_alone() -> None:
