@@ -252,6 +252,11 @@ class HandingOver:
             self._tell = tell
         return offer.taken
 
+    @property
+    def settles(self) -> bool:
+        """True if what was made is over, and the delegate has not said yet whether it took it."""
+        return self._tell is not None
+
     def lookup(self, scope: bytes, chunk: int) -> bytes | None:
         """The payload of a chunk of what is offered, None if that is another."""
         found = self._work.lookup(ChunkRef(ChunkSpace.VECTOR, scope, chunk))

@@ -47,6 +47,7 @@ from shoal.lab.simulate.talk import (
 )
 from shoal.lab.simulate.waits import ChainWaits
 from shoal.lab.simulate.work import Work
+from shoal.node.rounds.site_exchange import TAKE_BACK_S
 from shoal.protocol.agreement import Broadcast, Mismatch
 from shoal.protocol.amending import sign_amendment
 from shoal.protocol.chain import Chain, Position
@@ -130,7 +131,7 @@ CANDIDATES_KEPT = 4
 ANSWER_BYTES = 1000
 """Of certificates, of a header or of a plan."""
 APART_S = 2.0
-"""Whoever has its state takes part in the round after it so soon."""
+"""Whoever has its state takes part in the round after it so soon, or once its delegate said what it took."""
 RECORD_S = 0.2
 """A record is heard by everyone who is linked after so long."""
 
@@ -371,7 +372,7 @@ class PeerRounds(Reducing, Surroundings):
             raise Violation("a pause", f"peer {self._peer.number} says that it trains, and does not")
         takes_part = machine is not None or not self.current or self.goes or self.member.follows_head
         self._apart_since = now if takes_part or self._apart_since < self._peer.disturbed_at else self._apart_since
-        if now - self._apart_since > APART_S:
+        if now - self._apart_since > APART_S + (TAKE_BACK_S if self.handing_over.settles else 0):
             raise Violation("no wait too long", f"peer {self._peer.number} has its state, and begins no round")
         self._going_since = now if self._going_since is None else self._going_since
         if not self.goes:
