@@ -8,7 +8,7 @@
 A member waits since the value that counted it last, or by which it became a member. Those of one value stand in the
 order of BLAKE3(swarm, term, round, PeerId), other in every round. So the line after a value follows from the chain,
 which everyone has, and is no one's choice. Who has no seat waits for it: it trains, takes part with weight zero, holds
-the state and votes where it has a vote; what it learnt is carried on, less what others have done of it since.
+the state and votes where it has a vote; what it learnt is carried on, and weighs by what is left of it to do.
 
 Why nobody waits for long: nobody gets in front of who waits, and a round takes its seats from the front, of those who
 are ready. So who is ready in every round is counted in one of the next members ÷ seats. Two more are for the round by

@@ -7,7 +7,8 @@ of other numbers of things, or of numbers that are none, is no reply. What is re
                                               or has no reason to have ended, is not finished
     choices[].logprobs.token_logprobs         all but `transformers serve`, which ignores the wish (5.23)
     choices[].token_ids                       vLLM, SGLang and `shoal engine`, on `return_token_ids`
-    choices[].logprobs.content[].logprob, .id  llama.cpp's server has both there, as in chats
+    choices[].logprobs.content[].logprob, .id  llama.cpp's server, as in chats: at temperature 1 whatever was asked,
+                                              and without a token that ends in the midst of a character
     metadata.weight_version                   SGLang and `shoal engine`: the policy that drew this very reply
     metadata.vocabulary                       `shoal engine`: its tokens are below it
     model, system_fingerprint                 vLLM and others: they name the policy where nothing better does
@@ -173,7 +174,8 @@ def read_reply(body: bytes, request: CompletionsRequest) -> Reply:
     completions = tuple(_completion(choice, request, vocabulary) for choice in reply.choices)
     used = reply.usage.completion_tokens if reply.usage is not None else None
     most = len(completions) * request.max_tokens
-    return Reply(policy=_policy(reply), completions=completions, tokens=max(0, min(used or 0, most)))
+    drawn = sum(len(one.drawn.values()) for one in completions if one.drawn is not None)
+    return Reply(policy=_policy(reply), completions=completions, tokens=max(drawn, min(used or 0, most)))
 
 
 def version_of(policy: str) -> int:
@@ -214,21 +216,24 @@ def _policy(reply: _Reply) -> str:
     return name or "unnamed"
 
 
-def _drawn(choice: _Choice) -> tuple[Sequence[float | None], Sequence[int]]:
-    """Log-probabilities and tokens, in whichever form they are; what is not said is empty."""
+def _drawn(choice: _Choice, request: CompletionsRequest) -> tuple[Sequence[float | None], Sequence[int]]:
+    """Log-probabilities and tokens, in whichever form they are; what is not said, or not sure, is empty."""
     if choice.logprobs is None:
         return (), ()
     content = choice.logprobs.content
-    if content is None:
+    if not content:
         return choice.logprobs.token_logprobs or (), choice.token_ids or ()
+    is_whole = choice.text.isascii() and (choice.finish_reason != CUT or len(content) >= request.max_tokens)
+    if not is_whole or request.temperature != 1:
+        return (), ()
     return [token.logprob for token in content], [token.id for token in content if token.id is not None]
 
 
 def _completion(choice: _Choice, request: CompletionsRequest, vocabulary: int) -> Completion:
     if choice.finish_reason not in ENDS:
         raise RemoteError(f"a completion is not finished, but ended by {choice.finish_reason!r:.40}")
-    log_probs, tokens = _drawn(choice)
     cut = choice.finish_reason == CUT
+    log_probs, tokens = _drawn(choice, request)
     if not log_probs:
         return Completion(text=choice.text, drawn=None, cut=cut)
     if len(log_probs) > request.max_tokens:

@@ -49,6 +49,8 @@ SLICE_S = 0.25
 """So long a wait on the engine goes before the daemon's wish to stop is looked at."""
 PAUSE_S, PAUSE_LIMIT_S = 0.5, 30.0
 FAULT_LIMIT = 3
+FORM_KEPT = 64
+"""So many requests one that refused a form of them is asked in another, before the first is tried again."""
 CHANGE_LIMIT = 3
 HEADERS_LIMIT_BYTES = 16 << 10
 READ_BYTES = 64 << 10
@@ -89,8 +91,8 @@ class EngineClient:
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._pauses = Backoff(PAUSE_S, PAUSE_LIMIT_S)
-        self._form = 0
-        """In which of the forms of a request it is asked."""
+        self._form = self._asked = self._resets = 0
+        """In which of the forms of a request it is asked, how often it was since it is, and how often it was anew."""
 
     def group(self, prompt: Prompt, count: int, seed: int, *, max_tokens: int | None = None) -> Reply | None:
         """Draw `count` completions of `prompt`, all by one policy; None if the engine does not manage. Raises Stopped.
@@ -171,17 +173,32 @@ class EngineClient:
             return_token_ids=True,
         )
         forms = (request, request.single(), request.plain())
-        for form in range(self._form, len(forms)):
-            if form > self._form and forms[form] == forms[form - 1]:
+        with self._lock:
+            first, resets = self._form, self._resets
+        for form in range(first, len(forms)):
+            if form > first and forms[form] == forms[form - 1]:
                 continue
             try:
                 reply = self._exchange(forms[form])
             except _NotKnown as error:
                 refused = error
                 continue
-            self._form = form
+            self._keep_to(form, resets)
             return reply
         raise refused  # its plainest form too, so it was not for what it does not know
+
+    def _keep_to(self, form: int, resets: int) -> None:
+        """Ask in this form from now on, for a while: it may have been for a prompt that the others were refused."""
+        with self._lock:
+            if resets != self._resets:
+                return
+            self._asked = self._asked + 1 if form == self._form else 0
+            self._form = form if self._asked < FORM_KEPT else 0
+
+    def _ask_anew(self) -> None:
+        """Another engine may come up in its place."""
+        with self._lock:
+            self._form, self._resets = 0, self._resets + 1
 
     def _exchange(self, request: CompletionsRequest) -> Reply:
         try:
@@ -189,13 +206,15 @@ class EngineClient:
                 msgspec.json.encode(request), target=COMPLETE, limit_bytes=request.reply_limit_bytes
             )
         except NetworkError:
-            self._form = 0  # another may come up in its place
+            self._ask_anew()
             raise
         if status == HTTPStatus.OK:
             return read_reply(body, request)
         said = refusal_in(body)
         text = f"it answers {status}" + (f", {said}" if said else "")
         if status in BUSY:
+            if status != HTTPStatus.TOO_MANY_REQUESTS:
+                self._ask_anew()
             raise NetworkError(text)
         raise _NotKnown(text) if status in UNKNOWING else RemoteError(text)
 

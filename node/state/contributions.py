@@ -15,10 +15,10 @@ value of the residual weighs as much as is left of it to do,
 
     share left = 1 − clip(m / r, 0, 1)      r = residual, m = anchor(e') − anchor(e), made for e' and given to e
 
-so that nothing is moved a second time where the others have come the same way since, and what only this member has
-learnt stays whole (`lab/notes/training.md` has what it is worth). What encoding lost of a counted round is part of the
-next input, and of a mean with it: while its member waits it fades. Steps that a slow member has in its replica, amid a
-round, stay the steps that they are.
+and all of it where r is 0: little is moved a second time where the anchor has come the same way since, and what only
+this member has learnt stays whole (`lab/notes/training.md` has what it is worth). What encoding lost of a counted round
+is part of the next input, and of a mean with it: while its member waits it fades. Steps that a slow member has in its
+replica, amid a round, stay the steps that they are.
 β is the manifest's error_feedback: 1, or under a sparse codec the 0.95 of SparseLoCo (arXiv 2508.15706, algorithm 1).
 The pseudo-gradient is θ − θᵢ of arXiv 2311.08105. A residual that was excluded as a whole for more than the staleness
 limit of rounds belongs to an anchor long gone, and is dropped.
@@ -221,9 +221,9 @@ class Contributions:
 
     fragments: of all parameters, a round being of one. mixing: α, or None where applying an anchor keeps nothing.
     gradients: what is contributed are gradients, of which nothing comes again that was excluded. few_seats: what no
-    round counted is averaged with what comes then, as far as others have not done it since, and not added to it.
-    allocate: gives memory for what stays from one round to the next; it may raise StorageError, and then so does what
-    makes or settles.
+    round counted is averaged with what comes then, as far as others have not done it since, and not added to it; then
+    there is one fragment, and neither gradients nor mixing. allocate: gives memory for what stays from one round to the
+    next; it may raise StorageError, and then so does what makes or settles.
     """
 
     def __init__(
@@ -280,8 +280,8 @@ class Contributions:
 
         pseudo_gradient: of the round's fragment, ``(fragment.numel,) float32``, with the values of the buffers where
         those lie; it is read, and not kept. handed: what others of the site made of the same fragment; the contribution
-        is then the mean of all, by their tokens. anchor: of all values, on which it was learnt, read and not kept; of
-        no account unless seats are few. Raises LocalError if it is not finite.
+        is then the mean of all, by their tokens. anchor: of all values, on which it was learnt, read and not kept;
+        where seats are few and there is none, what waited weighs whole. Raises LocalError if it is not finite.
         """
         fragment = self.fragment(round)
         if handed:
@@ -326,7 +326,7 @@ class Contributions:
             part = values[at]
             self._write_residual(left, chunk, at, part)
             if chunk < averaged:
-                weight: F32 | np.float32 = np.float32(left.tokens / tokens)
+                weight: F32 | np.float32 = np.float32(left.tokens / max(tokens, 1))
                 if anchor is not None and left.anchor is not None:
                     weight = weight * _share_left(part, left.anchor[at] - anchor[at])
                 np.subtract(part, pseudo_gradient[at], out=part)

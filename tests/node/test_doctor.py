@@ -179,6 +179,10 @@ def test_memory_and_disk_are_measured_against_the_model(tmp_path: Path, monkeypa
     manifest = founded(tmp_path / "streaming", "--strategy", "streaming")
     streaming = doctor.disk_space(Examination(data_dir=tmp_path, manifest=manifest), 1_000_000)
     assert "60 MB work under way, 15 MB contributions" in streaming.detail
+    (tmp_path / "seats").mkdir()
+    manifest = founded(tmp_path / "seats", "--strategy", "diloco", "--seats", "2")
+    few_seats = doctor.disk_space(Examination(data_dir=tmp_path, manifest=manifest), 1_000_000)
+    assert "48 MB work under way, 19 MB contributions" in few_seats.detail
 
 
 def test_disk_has_room_for_checkpoints_and_logs_less_what_is_there(

@@ -636,6 +636,24 @@ SAPO: tuple[Bug, ...] = (
         "forms = (request, request.plain(), request.plain())",
     ),
     bug(
+        "log-probabilities at another temperature are taken for those at the swarm's",
+        "tests/node/sapo/test_completions.py::test_log_probabilities_of_llama_cpp_are_left_where_they_are_not_sure",
+        "if not is_whole or request.temperature != 1:",
+        "if not is_whole:",
+    ),
+    bug(
+        "tokens that an engine left out are taken for none",
+        "tests/node/sapo/test_completions.py::test_log_probabilities_of_llama_cpp_are_left_where_they_are_not_sure",
+        "is_whole = choice.text.isascii() and (",
+        "is_whole = True or (",
+    ),
+    bug(
+        "one prompt that is refused ends all log-probabilities",
+        "tests/node/sapo/test_engine_client.py::test_form_that_was_refused_for_one_prompt_is_tried_again",
+        "self._form = form if self._asked < FORM_KEPT else 0",
+        "self._form = form",
+    ),
+    bug(
         "tokens in the form of chats are left out",
         "tests/node/sapo/test_completions.py::test_log_probabilities_in_the_form_of_chats_are_read_with_their_tokens",
         "[token.id for token in content if token.id is not None]",

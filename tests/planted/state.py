@@ -556,6 +556,12 @@ STATE: tuple[Bug, ...] = (
         "averaged = 0",
     ),
     bug(
+        "the anchors of what waits for a seat take no disk",
+        "tests/node/test_doctor.py::test_memory_and_disk_are_measured_against_the_model",
+        "few_seats * ANCHOR_BYTES",
+        "0",
+    ),
+    bug(
         "what waited is given whole, whatever others have done of it",
         "tests/node/state/test_contributions.py::test_what_waited_weighs_by_what_others_have_left_of_it",
         "weight = weight * _share_left(part, left.anchor[at] - anchor[at])",

@@ -143,12 +143,32 @@ def test_log_probabilities_and_tokens_are_those_of_the_drawn_tokens(reply: objec
 
 def test_log_probabilities_in_the_form_of_chats_are_read_with_their_tokens() -> None:
     read = read_reply(encoded(LLAMA_CPP), REQUEST)
-    assert (read.policy, version_of(read.policy), read.tokens) == ("one.gguf b1-0c1e570", 0, 2)
+    assert (read.policy, version_of(read.policy), read.tokens) == ("one.gguf b1-0c1e570", 0, 6), "it says two"
     drawn = [one.drawn for one in read.completions if one.drawn is not None]
     assert [(one.text, one.cut) for one in read.completions] == [("?", False), ("03?0", True)]
     assert [one.ids() for one in drawn] == [(0, 1), (2, 5, 0, 2)]
     given = [[token["logprob"] for token in choice["logprobs"]["content"]] for choice in LLAMA_CPP["choices"]]
     assert [one.values() for one in drawn] == [tuple(map(float, np.float32(values))) for values in given]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "left_out", "temperature"),
+    [
+        ("03é0", "length", 0, 1.0),  # its é may be of two tokens, of which one is in the list
+        ("03?", "length", 1, 1.0),  # the last may be of a character that did not come to its end
+        ("03?0", "length", 0, 0.7),  # the log-probabilities are at 1
+    ],
+)
+def test_log_probabilities_of_llama_cpp_are_left_where_they_are_not_sure(
+    text: str, reason: str, left_out: int, temperature: float
+) -> None:
+    (choice,) = LLAMA_CPP["choices"][1:]
+    content = choice["logprobs"]["content"]
+    content = content[: len(content) - left_out]
+    changed = {**choice, "text": text, "logprobs": {"content": content}, "finish_reason": reason}
+    request = msgspec.structs.replace(REQUEST, temperature=temperature)
+    (read,) = read_reply(encoded({**LLAMA_CPP, "choices": [changed]}), request).completions
+    assert (read.text, read.drawn) == (text, None)
 
 
 def test_reply_without_log_probabilities_has_text_and_says_that_it_has_no_more() -> None:

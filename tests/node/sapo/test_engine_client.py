@@ -271,6 +271,32 @@ def test_engine_that_draws_one_at_a_time_gives_log_probabilities_all_the_same() 
         assert lab.told == []
 
 
+def test_form_that_was_refused_for_one_prompt_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "FORM_KEPT", 3)
+
+    def unless_bad(stream: socket.socket, asked: dict[str, Any]) -> None:
+        refuses = asked["prompt"] == "bad" and "logprobs" in asked
+        made = answer({"error": {"message": "out of range"}}, 400) if refuses else TWO
+        made(stream, asked)
+
+    with ScriptedEngine([], then=unless_bad) as engine:
+        lab = Lab(engine.address)
+        assert lab.client.group("bad", 1, 0) is not None
+        for _ in range(4):
+            assert lab.client.group("good", 1, 0) is not None
+    assert ["logprobs" in asked for asked in engine.asked] == [True, False, False, False, False, True]
+
+
+@pytest.mark.parametrize(("status", "anew"), [(503, True), (502, True), (429, False)])
+def test_engine_that_comes_up_in_another_s_place_is_asked_for_all_again(status: int, anew: bool) -> None:
+    busy = answer({}, status)
+    with ScriptedEngine([answer({}, 400), TWO, busy], then=TWO) as engine:
+        lab = Lab(engine.address)
+        for _ in range(2):
+            assert lab.client.group("?", 1, 0) is not None
+    assert ["logprobs" in asked for asked in engine.asked] == [True, False, False, anew]
+
+
 def test_refusal_of_one_prompt_is_no_reason_to_do_without_log_probabilities() -> None:
     too_long = answer({"error": {"message": "too long"}}, 400)
     with ScriptedEngine([too_long] * 3 * FAULT_LIMIT, then=TWO) as engine:
