@@ -90,8 +90,11 @@ class Cache:
         """Go on with these rows, in this order; a row may be there several times."""
         begins = self._begins[rows]
         unseen = int(begins.min())
-        self.keys = [self._of_rows(keys, rows, unseen) for keys in self.keys]
-        self.values = [self._of_rows(values, rows, unseen) for values in self.values]
+        spare = torch.empty(0)
+        for layers in (self.keys, self.values):
+            for layer, columns in enumerate(layers):
+                layers[layer] = self._of_rows(columns, rows, unseen, spare)
+                spare = columns
         self.lengths, self._begins, self.used = self.lengths[rows], begins - unseen, self.used - unseen
         self.visible = self._columns(self.keys[0].shape[2]) >= self._begins[:, None]
         self._spans = self._spans_of(self._begins.tolist())
@@ -106,9 +109,14 @@ class Cache:
     def _columns(self, count: int) -> torch.Tensor:
         return torch.arange(count, device=self.lengths.device)[None, :]
 
-    def _of_rows(self, columns: torch.Tensor, rows: torch.Tensor, unseen: int) -> torch.Tensor:
-        """These rows without the first `unseen` columns; of the others those that are used are copied."""
-        kept = columns.new_empty((len(rows), columns.shape[1], columns.shape[2] - unseen, columns.shape[3]))
+    def _of_rows(self, columns: torch.Tensor, rows: torch.Tensor, unseen: int, spare: torch.Tensor) -> torch.Tensor:
+        """These rows without the first `unseen` columns; of the others those that are used are copied.
+
+        spare: memory that nobody needs any more, which has been touched and so is quicker than new.
+        """
+        shape = (len(rows), columns.shape[1], columns.shape[2] - unseen, columns.shape[3])
+        numel = math.prod(shape)
+        kept = spare.flatten()[:numel].view(shape) if spare.numel() >= numel else columns.new_empty(shape)
         torch.index_select(columns[:, :, unseen : self.used], 0, rows, out=kept[:, :, : self.used - unseen])
         return kept
 
@@ -128,6 +136,8 @@ class Cache:
     ) -> torch.Tensor:
         """Put keys and values (B, H, T, D) behind those used, and attend to all up to their end that is `seen`."""
         key, value = self.add(layer, key, value)
+        if len(self._spans) == 1:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         mixed = [
             F.scaled_dot_product_attention(
                 query[first:stop],
@@ -137,7 +147,7 @@ class Cache:
             )
             for first, stop, column in self._spans
         ]
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+        return torch.cat(mixed)
 
     def add(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Put keys and values (B, H, T, D) behind those used; return all up to their end."""
