@@ -17,7 +17,7 @@ MINUTES_LIMIT: Final = 20.0
 ROUNDS: Final = ("protocol", "swarm", "collectives", "node/rounds", "node/state", "node/training")
 """Code that every certified round goes through."""
 NODE: Final = ("protocol", "swarm", "collectives", "node")
-ROLLOUTS: Final = ("protocol", "swarm", "node/sapo", "node/strategies", "node/training")
+ROLLOUTS: Final = ("protocol", "swarm", "node/sapo", "node/strategies", "node/training", "node/workloads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ CLAIMS: Final[tuple[Claim, ...]] = (
     Claim(
         "groups that wait for no long one",
         "shoal bench partial",
-        ("node/sapo",),
+        ("node/sapo", "node/workloads"),
         why="what is half done when a round ends is kept, but its cache is made again",
     ),
     Claim("samplers beside trainers", "shoal bench samplers --minutes 5", ROLLOUTS),

@@ -575,6 +575,7 @@ class PeerRounds(Reducing, Surroundings):
 
     def _settled(self, is_passed_on: bool) -> None:
         self.work.settle(is_passed_on=is_passed_on)
+        self._apart_since = self._now
         self._box.done()
 
     def _resume_work(self, effect: ResumeWork) -> None:

@@ -8,7 +8,8 @@ of other numbers of things, or of numbers that are none, is no reply. What is re
     choices[].logprobs.token_logprobs         all but `transformers serve`, which ignores the wish (5.23)
     choices[].token_ids                       vLLM, SGLang and `shoal engine`, on `return_token_ids`
     choices[].logprobs.content[].logprob, .id  llama.cpp's server, as in chats: at temperature 1 whatever was asked,
-                                              and without a token that ends in the midst of a character
+                                              without a token that ends in the midst of a character, and 0 for one
+                                              that a draft model drew
     metadata.weight_version                   SGLang and `shoal engine`: the policy that drew this very reply
     metadata.vocabulary                       `shoal engine`: its tokens are below it
     model, system_fingerprint                 vLLM and others: they name the policy where nothing better does
@@ -106,7 +107,7 @@ class Completion:
 class Reply:
     """Completions that one policy drew, of a reply or a group. policy: as the engine names it.
 
-    tokens: how many, as far as it says.
+    tokens: how many, as far as it says, and at least those in `drawn`.
     """
 
     policy: str
@@ -117,6 +118,7 @@ class Reply:
 class _Token(msgspec.Struct, frozen=True, kw_only=True):
     logprob: float | None = None
     id: int | None = None
+    top_logprobs: list[msgspec.Raw] | None = None
 
 
 class _LogProbs(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +226,8 @@ def _drawn(choice: _Choice, request: CompletionsRequest) -> tuple[Sequence[float
     if not content:
         return choice.logprobs.token_logprobs or (), choice.token_ids or ()
     is_whole = choice.text.isascii() and (choice.finish_reason != CUT or len(content) >= request.max_tokens)
-    if not is_whole or request.temperature != 1:
+    is_drafted = any(token.top_logprobs == [] for token in content)  # by another model, and has no probabilities
+    if not is_whole or is_drafted or request.temperature != 1:
         return (), ()
     return [token.logprob for token in content], [token.id for token in content if token.id is not None]
 

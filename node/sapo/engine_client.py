@@ -7,7 +7,8 @@ reply says by which it was drawn, and what came of a group before a change is th
     no answer within the deadline,     a fault; after FAULT_LIMIT of them, or when the deadline is over, the group is
     or one that is no answer           given up: another task may do
     its policy changed                 the group begins anew, CHANGE_LIMIT times
-    refuses what not all engines do    asked for one completion at a time, then for no log-probabilities either
+    refuses what not all engines do    asked for one completion at a time, then for no log-probabilities either,
+                                       for FORM_KEPT requests
 
 One connection a request, plain HTTP/1.1 by h11. Several threads may draw groups at once.
 """
@@ -50,7 +51,7 @@ SLICE_S = 0.25
 PAUSE_S, PAUSE_LIMIT_S = 0.5, 30.0
 FAULT_LIMIT = 3
 FORM_KEPT = 64
-"""So many requests one that refused a form of them is asked in another, before the first is tried again."""
+"""Requests for which an engine that refused a form is asked in another, before the first is tried again."""
 CHANGE_LIMIT = 3
 HEADERS_LIMIT_BYTES = 16 << 10
 READ_BYTES = 64 << 10
@@ -92,7 +93,7 @@ class EngineClient:
         self._lock = threading.Lock()
         self._pauses = Backoff(PAUSE_S, PAUSE_LIMIT_S)
         self._form = self._asked = self._resets = 0
-        """In which of the forms of a request it is asked, how often it was since it is, and how often it was anew."""
+        """The form in which it is asked; how many replies came in it; how often that was begun anew."""
 
     def group(self, prompt: Prompt, count: int, seed: int, *, max_tokens: int | None = None) -> Reply | None:
         """Draw `count` completions of `prompt`, all by one policy; None if the engine does not manage. Raises Stopped.
@@ -183,22 +184,29 @@ class EngineClient:
             except _NotKnown as error:
                 refused = error
                 continue
-            self._keep_to(form, resets)
+            self._keep_to(form, first, resets)
             return reply
         raise refused  # its plainest form too, so it was not for what it does not know
 
-    def _keep_to(self, form: int, resets: int) -> None:
-        """Ask in this form from now on, for a while: it may have been for a prompt that the others were refused."""
+    def _keep_to(self, form: int, first: int, resets: int) -> None:
+        """Ask in this form from now on, for a while: it may have been for a prompt that the others were refused.
+
+        first: the form in which that prompt was asked first, of which nothing was learnt unless it was refused.
+        """
         with self._lock:
             if resets != self._resets:
                 return
-            self._asked = self._asked + 1 if form == self._form else 0
-            self._form = form if self._asked < FORM_KEPT else 0
+            if form > first:
+                self._form, self._asked = form, 0
+            elif form == self._form:
+                self._asked += 1
+                if self._asked >= FORM_KEPT:
+                    self._form = self._asked = 0
 
     def _ask_anew(self) -> None:
         """Another engine may come up in its place."""
         with self._lock:
-            self._form, self._resets = 0, self._resets + 1
+            self._form, self._asked, self._resets = 0, 0, self._resets + 1
 
     def _exchange(self, request: CompletionsRequest) -> Reply:
         try:

@@ -72,7 +72,7 @@ class Cache:
 
     keys, values: per layer (B, H, capacity, D), of which `used` columns are. visible: (B, capacity) bool.
     lengths: (B,), the tokens of each row. Rows that come in the order of their lengths, the longest first, are attended
-    to in a few spans, and none of a short row's is read where only a long one has columns.
+    to in a few spans, and little is read of a short row where only a long one has columns.
     """
 
     def __init__(self, settings: GptSettings, lengths: torch.Tensor, *, room: int) -> None:
@@ -87,7 +87,7 @@ class Cache:
         self._spans = [(0, len(lengths), 0)]  # of rows: the first, the one behind the last, their first column
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Go on with these rows, in this order; a row may be there several times."""
+        """Go on with these rows, in this order; a row may be there several times. Not while gradients are recorded."""
         begins = self._begins[rows]
         unseen = int(begins.min())
         spare = torch.empty(0)
@@ -100,7 +100,7 @@ class Cache:
         self._spans = self._spans_of(self._begins.tolist())
 
     def take_up(self, rows: torch.Tensor, part: Cache) -> None:
-        """Have what another read of these rows, behind which nothing is read yet."""
+        """Copy what another cache has of these rows. Nothing may have been read behind them yet."""
         self.used = int((self.lengths + self._begins)[0])
         columns = slice(self.used - part.used, self.used)
         for mine, other in zip((*self.keys, *self.values), (*part.keys, *part.values), strict=True):
@@ -201,8 +201,8 @@ class Gpt(nn.Module):
         """Return the last hidden states, (B, T, C).
 
         positions: (B, T), and seen: (B, 1, T, T) bool, what each token attends to. Without them, rows are aligned at
-        their beginning and each token sees all before it. cache: where the tokens are added; `seen` then is over
-        all of its columns up to their end.
+        their beginning and each token sees all before it. cache: where the tokens are added; `seen` then is
+        needed, over all of its columns up to their end.
         """
         x, rotation = self._place(tokens, positions)
         for layer, block in enumerate(self.blocks):
@@ -211,7 +211,7 @@ class Gpt(nn.Module):
         return normed
 
     def prefill(self, contexts: Sequence[Sequence[int]], *, room: int) -> tuple[torch.Tensor, Cache]:
-        """Read contexts. Returns logits of the next token (B, V), and a cache with room for more tokens.
+        """Read contexts of one token or more. Returns logits of the next token (B, V), and a cache with room for more.
 
         Those of like lengths are read together: a row's padding takes as long as what it says.
         """
@@ -220,12 +220,13 @@ class Gpt(nn.Module):
             return self._read(contexts, room)
         device = self.embed.weight.device
         cache = Cache(self.settings, torch.tensor([len(context) for context in contexts], device=device), room=room)
-        logits = torch.empty((len(contexts), self.settings.vocabulary), device=device)
+        read = []
         for rows in alike:
-            at = torch.tensor(rows, device=device)
-            logits[at], part = self._read([contexts[row] for row in rows], 0)
-            cache.take_up(at, part)
-        return logits, cache
+            logits, part = self._read([contexts[row] for row in rows], 0)
+            cache.take_up(torch.tensor(rows, device=device), part)
+            read.append(logits)
+        back = torch.tensor([row for rows in alike for row in rows], device=device).argsort()
+        return torch.cat(read)[back], cache
 
     def _read(self, contexts: Sequence[Sequence[int]], room: int) -> tuple[torch.Tensor, Cache]:
         device = self.embed.weight.device
@@ -296,7 +297,7 @@ class Block(nn.Module):
         cache: Cache | None = None,
         layer: int = 0,
     ) -> torch.Tensor:
-        """Attend to what is `seen`, else to all before; with a cache, to what it has of this layer as well."""
+        """Attend to what is `seen`, else to all before; with a cache, to what is seen in it of this layer too."""
         if self.recomputes and cache is None and torch.is_grad_enabled():
             again: torch.Tensor = checkpoint(
                 self._layer, x, rotation, seen, None, layer, use_reentrant=False, preserve_rng_state=False

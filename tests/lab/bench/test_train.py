@@ -124,7 +124,7 @@ def test_synchronous_training_averages_the_gradients_of_all_members_batches() ->
     expected = directly(workload, inner, members=3, rounds=2, steps=STEPS)
     assert training.tokens == 2 * STEPS * 3 * STEP_TOKENS
     for (name, mine), (_, theirs) in zip(training.model.named_parameters(), expected.named_parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6, msg=name)
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5, msg=name)  # sums in another order; a step is 1e-2
     torch.manual_seed(7)
     moved = [
         (a - b).detach().abs().max() for a, b in zip(expected.parameters(), workload.build().parameters(), strict=True)

@@ -152,19 +152,22 @@ def test_log_probabilities_in_the_form_of_chats_are_read_with_their_tokens() -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "left_out", "temperature"),
+    ("text", "reason", "left_out", "temperature", "is_drafted"),
     [
-        ("03é0", "length", 0, 1.0),  # its é may be of two tokens, of which one is in the list
-        ("03?", "length", 1, 1.0),  # the last may be of a character that did not come to its end
-        ("03?0", "length", 0, 0.7),  # the log-probabilities are at 1
+        ("03é0", "length", 0, 1.0, False),  # its é may be of two tokens, of which one is in the list
+        ("03?", "length", 1, 1.0, False),  # the last may be of a character that did not come to its end
+        ("03?0", "length", 0, 0.7, False),  # the log-probabilities are at 1
+        ("03?0", "length", 0, 1.0, True),  # another model drew it, and it says that it was certain
     ],
 )
 def test_log_probabilities_of_llama_cpp_are_left_where_they_are_not_sure(
-    text: str, reason: str, left_out: int, temperature: float
+    text: str, reason: str, left_out: int, temperature: float, is_drafted: bool
 ) -> None:
     (choice,) = LLAMA_CPP["choices"][1:]
     content = choice["logprobs"]["content"]
     content = content[: len(content) - left_out]
+    if is_drafted:
+        content = [*content[:-1], {**content[-1], "logprob": 0.0, "top_logprobs": []}]
     changed = {**choice, "text": text, "logprobs": {"content": content}, "finish_reason": reason}
     request = msgspec.structs.replace(REQUEST, temperature=temperature)
     (read,) = read_reply(encoded({**LLAMA_CPP, "choices": [changed]}), request).completions

@@ -287,6 +287,28 @@ def test_form_that_was_refused_for_one_prompt_is_tried_again(monkeypatch: pytest
     assert ["logprobs" in asked for asked in engine.asked] == [True, False, False, False, False, True]
 
 
+def test_requests_under_way_do_not_keep_to_a_form_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_client, "FORM_KEPT", 2)
+    begun, ended = threading.Event(), threading.Event()
+
+    def late(stream: socket.socket, asked: dict[str, Any]) -> None:
+        begun.set()
+        assert ended.wait(60)
+        TWO(stream, asked)
+
+    with ScriptedEngine([answer({}, 400), TWO, late], then=TWO) as engine, ThreadPoolExecutor() as pool:
+        client = Lab(engine.address).client
+        assert client.group("refused", 1, 0) is not None
+        slow = pool.submit(client.group, "slow", 1, 0)
+        assert begun.wait(60)
+        for _ in range(3):
+            assert client.group("?", 1, 0) is not None
+        ended.set()
+        assert slow.result(60) is not None
+        assert client.group("?", 1, 0) is not None
+    assert ["logprobs" in asked for asked in engine.asked] == [True, False, False, False, False, True, True]
+
+
 @pytest.mark.parametrize(("status", "anew"), [(503, True), (502, True), (429, False)])
 def test_engine_that_comes_up_in_another_s_place_is_asked_for_all_again(status: int, anew: bool) -> None:
     busy = answer({}, status)

@@ -57,6 +57,18 @@ def test_reading_on_with_a_cache_is_reading_all_at_once(style: Style) -> None:
     assert cache.lengths.tolist() == [len(row) for row in rows] == [9, 10, 7, 7]
 
 
+@torch.no_grad()
+def test_contexts_of_unlike_lengths_are_read_in_bf16_too() -> None:
+    model = new_gpt("learned")
+    rows = [torch.randint(0, 40, (length,)).tolist() for length in (2, 7)]
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, cache = model.prefill(rows, room=1)
+        after = model.step(torch.tensor([[3], [4]]), cache)
+    for found, more in ((logits, [[], []]), (after, [[3], [4]])):
+        for row, one, added in zip(rows, found, more, strict=True):
+            assert torch.allclose(one.float(), model(torch.tensor([row + added]))[0, -1], atol=0.1)
+
+
 def test_rotation_makes_products_depend_on_distance_alone() -> None:
     model = new_gpt("rotary", width=8, layers=1, heads=1, context=32)
     query, key = torch.randn(2, 1, 1, 1, 8).unbind()
