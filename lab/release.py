@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import io
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -158,8 +156,7 @@ def build(root: Path, out: Path, commit: str = "HEAD") -> list[Path]:
     seconds = run("git", "log", "-1", "--format=%ct", commit, cwd=root).strip()
     with tempfile.TemporaryDirectory() as folder:
         packed = subprocess.run(["git", "archive", commit], cwd=root, capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            archive.extractall(folder, filter="data")
+        subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
         shutil.copy(Path(folder) / "LICENSE", Path(folder) / "lab")  # each distribution has its licence
         project = Project.of(Path(folder))
         for path, released in (
