@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -131,7 +132,7 @@ def _name_in_gguf(name: str) -> str:
     return f"{_NAMES[name.removesuffix('.weight')]}.weight"
 
 
-class OtherEngine:
+class OtherEngine(ABC):
     """A process of one; a context manager that leaves none behind. Started again, it has the same port."""
 
     serves: str
@@ -143,8 +144,8 @@ class OtherEngine:
         self.process: subprocess.Popen[bytes] | None = None
         self._first = (model, *options)
 
-    def _command(self, model: Path, port: int) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _command(self, model: Path, port: int) -> list[str]: ...
 
     def start(self, model: Path, *options: str) -> None:
         """Start it, and wait until it serves."""

@@ -34,6 +34,16 @@ def shared_by(sampler: Node, at: Node) -> list[RolloutGroup]:
     return [group for _, group in groups_on_disk(at).values() if group.origin == sampler.peer_id]
 
 
+def assert_only_the_trainer_goes_on(trainer: Node, sampler: Node) -> int:
+    """The sampler, whose engine is away, makes no more rounds and does not end; the round in which it stood."""
+    sampler.wait("engine_failed")
+    stood = newest_round(sampler)
+    goes_on(trainer)
+    assert newest_round(sampler) <= stood + 1
+    assert sampler.running
+    return stood
+
+
 def assert_labelled_rightly(group: RolloutGroup, models: dict[str, str], judge: Judge) -> None:
     """Its version, policy, tokens and log-probabilities are those of the model that drew it, which alone could have."""
     assert isinstance(group.sampling, Sampling)
@@ -67,11 +77,7 @@ def test_groups_of_an_engine_arrive_with_the_policy_that_drew_them_though_it_loa
         )
 
         engine.kill()
-        sampler.wait("engine_failed")
-        stood = newest_round(sampler)
-        goes_on(trainer)
-        assert newest_round(sampler) <= stood + 1
-        assert sampler.running
+        stood = assert_only_the_trainer_goes_on(trainer, sampler)
         models[engine.start()] = "one"
         eventually(lambda: newest_round(sampler) > stood + 2, "the sampler goes on with the engine that came back")
 

@@ -13,7 +13,7 @@ from shoal.node.sapo.causal_lm_policy import CausalLMPolicy
 from shoal.node.sapo.policy import Sample
 from shoal.protocol.rollouts import RolloutGroup, Sampling
 from tests.node.lab import Node, eventually
-from tests.node.sapo.agent_lab import newest_round, origins, sharing_swarm
+from tests.node.sapo.agent_lab import origins, sharing_swarm
 from tests.node.sapo.other_engines import (
     DIGITS,
     FOUR_TOGETHER,
@@ -25,8 +25,7 @@ from tests.node.sapo.other_engines import (
     save_sampled,
     text_of,
 )
-from tests.node.sapo.test_agents import goes_on
-from tests.node.sapo.test_engine_nodes import shared_by
+from tests.node.sapo.test_engine_nodes import assert_only_the_trainer_goes_on, shared_by
 
 pytestmark = [
     pytest.mark.long,
@@ -74,11 +73,7 @@ def test_groups_of_llama_cpp_name_its_model_tokens_and_log_probabilities_though_
         eventually(lambda: origins(trainer)[sampler.peer_id] >= 2, "groups of the first model are trained on")
 
         engine.kill()
-        sampler.wait("engine_failed")
-        stood = newest_round(sampler)
-        goes_on(trainer)
-        assert newest_round(sampler) <= stood + 1
-        assert sampler.running
+        assert_only_the_trainer_goes_on(trainer, sampler)
         engine.start(two, "--parallel", "1")  # which draws one completion at a time, and refuses four
         eventually(lambda: set(models_of(sampler, trainer)) == set(policies), "groups of the second model come too")
 
