@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.node.rounds.authority import KEY_NAME as AUTHORITY_KEY_NAME
-from shoal.node.state.store import Store, disk_errors, sync_folder
+from shoal.node.state.store import Store, disk_errors
 from shoal.protocol import key_file
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.folders import sync_folder
 from shoal.protocol.identity import Identity, PeerId
 
 NODE_KEY_NAME = "node.key"

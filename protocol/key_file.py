@@ -36,6 +36,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from shoal.protocol.errors import ConfigError, StorageError
+from shoal.protocol.folders import sync_folder
 from shoal.protocol.private_folder import make_private
 
 LEAST_CORE_BYTES = 1
@@ -193,16 +194,8 @@ def _write(path: Path, data: bytes, *, replacing: bool) -> None:
                     return
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise StorageError(
             f"cannot write the key file {path}: {error.strerror}; check the folder and the disk"
         ) from None
-
-
-def _sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

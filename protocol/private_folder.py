@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from shoal.protocol.errors import ConfigError
+from shoal.protocol.folders import make_folder
 
 PRIVATE_MODE = 0o700
 
@@ -37,7 +38,7 @@ def make_private(folder: Path) -> None:
     """
     if is_shared(folder):
         raise ConfigError(f"{folder} is shared by all users; choose a folder of its own, such as {folder / 'shoal'}")
-    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)
+    make_folder(folder, mode=PRIVATE_MODE)
     found = folder.stat()
     if stat.S_IMODE(found.st_mode) & ~PRIVATE_MODE:
         with contextlib.suppress(PermissionError):  # it is another user's

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.collectives.proofs import verify_evidence
-from shoal.node.state.store import disk_errors, make_folder, write_atomically
+from shoal.node.state.store import disk_errors, write_atomically
 from shoal.protocol.bans import Moment
 from shoal.protocol.errors import RemoteError
 from shoal.protocol.evidence import EVIDENCE_LIMIT_BYTES, Verdict, digest_of
+from shoal.protocol.folders import make_folder
 from shoal.protocol.identity import PeerId
 
 FOLDER = "evidence"

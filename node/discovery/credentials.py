@@ -15,10 +15,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shoal.node.rounds.authority import KEY_NAME
-from shoal.node.state.store import disk_errors, sync_folder, write_atomically
+from shoal.node.state.store import disk_errors, write_atomically
 from shoal.protocol.admission import Admission
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError
+from shoal.protocol.folders import sync_folder
 from shoal.protocol.forks import Checkpoint
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.invites import Revocations, make_revocations, reason_not_valid

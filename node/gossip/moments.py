@@ -17,10 +17,11 @@ from typing import Final
 import trio
 
 from shoal.node.state.resumption import CHEAP_S, REST
-from shoal.node.state.store import disk_errors, make_folder
+from shoal.node.state.store import disk_errors
 from shoal.node.training.trainer_messages import Snapshotted
 from shoal.node.training.training_client import TrainingClient
 from shoal.protocol.errors import StorageError
+from shoal.protocol.folders import make_folder
 
 FILES_KEPT: Final = 2
 """The state on disk may be older than the newest moments."""

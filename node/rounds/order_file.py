@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from shoal.node.state.store import disk_errors, frame_record, read_records, sync_folder, write_atomically
+from shoal.node.state.store import disk_errors, frame_record, read_records, write_atomically
 from shoal.protocol.errors import RemoteError
+from shoal.protocol.folders import sync_folder
 from shoal.protocol.inputs import Order, Wanted
 from shoal.protocol.messages import Target
 from shoal.protocol.wire import canonical, decode

@@ -23,9 +23,10 @@ import torch
 from shoal.node.sapo.learner import Learner
 from shoal.node.sapo.policy import Policy, trained_parameters
 from shoal.node.sapo.policy_optimizer import has_moments
-from shoal.node.state.store import disk_errors, make_folder
+from shoal.node.state.store import disk_errors
 from shoal.node.state.tensor_files import DamagedFile, TensorBytes, TensorFile, write_tensors
 from shoal.protocol.errors import StorageError
+from shoal.protocol.folders import make_folder
 
 KEPT_FILES = 2
 METADATA = "agent"

@@ -31,18 +31,11 @@ from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state.state_files import write_state
 from shoal.node.state.states import StateCache
-from shoal.node.state.store import (
-    decode_entry,
-    disk_errors,
-    frame_record,
-    make_folder,
-    read_records,
-    sync_folder,
-    write_atomically,
-)
+from shoal.node.state.store import decode_entry, disk_errors, frame_record, read_records, write_atomically
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.errors import ConfigError, StorageError
+from shoal.protocol.folders import make_folder, sync_folder
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.messages import Entry, Term, Value
 from shoal.protocol.wire import canonical

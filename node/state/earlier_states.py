@@ -25,10 +25,11 @@ from shoal.collectives.outer import OuterSettings, advance
 from shoal.collectives.state import CertifiedState, StateHeader
 from shoal.node.state.state_files import header_in, read_state, write_state
 from shoal.node.state.states import StateCache
-from shoal.node.state.store import disk_errors, make_folder
+from shoal.node.state.store import disk_errors
 from shoal.node.state.tensor_files import TensorFile
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ShoalError
+from shoal.protocol.folders import make_folder
 from shoal.protocol.messages import NO_HASH
 
 FOLDER = "rollback"

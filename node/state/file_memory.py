@@ -31,8 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.collectives.memory import F32, VectorPool, own_memory
-from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors, sync_folder
+from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors
 from shoal.protocol.errors import StorageError
+from shoal.protocol.folders import sync_folder
 
 _UNABLE = (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP)
 """Of file systems whose files cannot be mapped for writing, or take no room beforehand: memory is had otherwise."""

@@ -29,8 +29,9 @@ import numpy as np
 from shoal.collectives.codecs import U8
 from shoal.collectives.finals import FinalFormat, Finals
 from shoal.collectives.memory import own_array
-from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors, set_direct, sync_and_release, sync_folder
+from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors, set_direct, sync_and_release
 from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.folders import sync_folder
 from shoal.protocol.messages import Plan
 from shoal.protocol.wire import canonical, decode
 

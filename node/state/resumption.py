@@ -38,7 +38,7 @@ import trio
 
 from shoal.node.outcome import Notice, Progress
 from shoal.node.state.contributions import SavedWork, WorkAccount, read_account, read_work, write_work
-from shoal.node.state.store import disk_errors, make_folder, sync_folder
+from shoal.node.state.store import disk_errors
 from shoal.node.state.tensor_files import DamagedFile, TensorFile
 from shoal.node.training import trainer_messages
 from shoal.node.training.trainer import Restarted, TrainerEvent, TrainerFailed
@@ -52,6 +52,7 @@ from shoal.node.training.trainer_messages import (
 )
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import StorageError
+from shoal.protocol.folders import make_folder, sync_folder
 from shoal.protocol.messages import Term, Value
 
 REST = 9

@@ -65,6 +65,7 @@ from blake3 import blake3
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.durable import ABSTAIN, PASSED, DurableRecord
 from shoal.protocol.errors import ConfigError, DiskFull, LocalError, RemoteError, StorageError
+from shoal.protocol.folders import make_folder, sync_folder
 from shoal.protocol.messages import Entry, Term, Value
 from shoal.protocol.private_folder import make_private
 from shoal.protocol.wire import canonical, decode
@@ -238,23 +239,6 @@ def sync_and_release(file: int) -> None:
     os.fsync(file)
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def sync_folder(folder: Path) -> None:
-    """fsync a folder, so that a rename in it survives a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder, with those above it, in a way that they and what is synced in it survive a power cut."""
-    if not path.is_dir():
-        make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_folder(path.parent)
 
 
 # --- logs ---
@@ -537,7 +521,7 @@ class Store:
             with disk_errors(folder):
                 make_private(folder)
                 for name in ("state", "finals"):
-                    (folder / name).mkdir(exist_ok=True)
+                    make_folder(folder / name)
             opened.enter_context(locked(folder))
             self._agreement = opened.enter_context(contextlib.closing(RecordLog(folder / "agreement.log")))
             self._chain = opened.enter_context(contextlib.closing(RecordLog(folder / "chain.log")))

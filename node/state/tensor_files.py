@@ -22,8 +22,9 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from shoal.node.state.file_memory import NamedMemory, begin_of, give_name, mapping_of
-from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors, sync_folder, write_atomically
+from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors, write_atomically
 from shoal.protocol.errors import LocalError, StorageError
+from shoal.protocol.folders import sync_folder
 
 HEADER_LIMIT_BYTES = 64 << 20
 """Of names, shapes and metadata; the reference implementation allows 100 MB."""

@@ -42,7 +42,7 @@ import torch
 from shoal.collectives.codecs import U8
 from shoal.node.pipe import SUMMARY_LIMIT_CHARS, one_line
 from shoal.node.state.file_memory import NamedMemory, Unmappable
-from shoal.node.state.store import disk_errors, sync_folder
+from shoal.node.state.store import disk_errors
 from shoal.node.state.tensor_files import (
     DamagedFile,
     TensorBytes,
@@ -63,6 +63,7 @@ from shoal.node.training.trainer_messages import (
     Snapshotted,
 )
 from shoal.protocol.errors import LocalError, StorageError
+from shoal.protocol.folders import sync_folder
 
 METADATA = "trainer"
 FORMAT = "shoal trainer 1"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.node.state.store import RecordLog, make_folder, read_frames, sync_folder, write_atomically
+from shoal.node.state.store import RecordLog, Store, read_frames, write_atomically
 from shoal.protocol.errors import StorageError
+from shoal.protocol.folders import make_folder, sync_folder
 from tests.node.simulated_disk import Disk, Disks, Fault, PowerCut, Survival
 
 
@@ -76,6 +77,13 @@ def test_a_folder_that_is_made_to_stay_is_there_after_a_power_cut_with_those_abo
         make_folder(disk.root / "a" / "b")
         write_atomically(disk.root / "a" / "b" / "c", b"whole")
         assert survivors(disk) == {"a/b/c": b"whole"}
+
+
+def test_a_data_folder_is_there_after_a_power_cut_with_those_in_it(disk: Disk) -> None:
+    with Store(disk.root / "nodes" / "data") as store:
+        for name in ("a", "state/a", "finals/a"):
+            write_atomically(store.folder / name, b"whole")
+    assert {f"nodes/data/{name}" for name in ("a", "state/a", "finals/a")} <= survivors(disk).keys()
 
 
 def test_an_atomic_write_is_atomic_at_whatever_operation_the_power_goes(disk: Disk) -> None:

@@ -24,6 +24,12 @@ STATE: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "a power cut takes a new node's folder away, with its key",
+        "tests/node/test_simulated_disk.py::test_a_data_folder_is_there_after_a_power_cut_with_those_in_it",
+        "make_folder(folder, mode=PRIVATE_MODE)",
+        "folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)",
+    ),
+    bug(
         "a power cut takes the first evidence away",
         "tests/node/audits/test_evidence_store.py::test_the_first_evidence_is_there_after_a_power_cut",
         """
@@ -67,7 +73,7 @@ STATE: tuple[Bug, ...] = (
         "::test_a_folder_that_is_made_to_stay_is_there_after_a_power_cut_with_those_above_it",
         """
         make_folder(path.parent)
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode, exist_ok=True)
         """,
         """
         path.mkdir(parents=True, exist_ok=True)
@@ -235,11 +241,11 @@ STATE: tuple[Bug, ...] = (
         "a folder of its own work that a power cut takes along",
         "tests/node/test_swarm_in_a_box.py::test_what_a_node_alone_knows_of_a_round_is_safe_before_the_certificate_is",
         """
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode, exist_ok=True)
         sync_folder(path.parent)
         """,
         """
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode, exist_ok=True)
         """,
     ),
     bug(
