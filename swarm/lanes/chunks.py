@@ -252,12 +252,20 @@ class ChunkExchange:
         for chunk in range(first.chunk, first.chunk + 1 + further):
             ref = ChunkRef(first.space, first.scope, chunk)
             if not self.takes_up(peer, ref):
-                self.serve(peer, ref, self._lookup(ref), later=self._due)
+                self.serve(peer, ref, self._held(ref), later=self._due)
+
+    def _held(self, ref: ChunkRef) -> memoryview | None:
+        """The bytes of a chunk; None if it is not held, or cannot be read: who asked has its lane still."""
+        try:
+            return self._lookup(ref)
+        except Exception:
+            logger.debug("chunk %d of %s cannot be read", ref.chunk, ref.scope.hex(), exc_info=True)
+            return None
 
     def _due(self, header: FrameHeader) -> Frame:
         """A frame whose turn it is; a refusal in its place if the chunk is held no more. See `Later`."""
         ref = ChunkRef.of(header)
-        data = self._lookup(ref)
+        data = self._held(ref)
         if data is None or data.nbytes != header.total:
             return _header(FrameKind.REFUSED, ref), memoryview(b"")
         return header, data.cast("B")[header.offset : header.offset + header.length]

@@ -50,7 +50,7 @@ OVERDUE_LEAST_S = 1.0
 Frame = tuple[FrameHeader, memoryview]
 Later = Callable[[FrameHeader], Frame]
 """Gives a frame when it is its turn, by its header; or one without payload in its place. Called under the queue's lock,
-in lanes' threads."""
+in lanes' threads. Raises nothing: the lane and what it had taken with this frame would be gone."""
 
 
 def due(header: FrameHeader, payload: memoryview | bytes | Later) -> Frame:

@@ -44,6 +44,8 @@ PEER_LANE_LIMIT = 32
 LANE_LIMIT_BYTES = 1 << 40
 IDLE_LIMIT_S = 3600.0
 """Without a byte one way."""
+TAKE_LIMIT_S = 120.0
+"""For COPY_BYTES to be taken by an end; slower than 2 kB/s is no lane."""
 MEET_S = 10.0
 """From the tickets until both have come."""
 
@@ -176,7 +178,8 @@ class RelayedLaneServer:
                 relayed_lane.left_bytes -= len(data)
                 self.bytes_passed += len(data)
                 await trio.sleep(self._upload.reserve(len(data)))
-                await sink.send_all(data)
+                with trio.fail_after(TAKE_LIMIT_S):
+                    await sink.send_all(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, OSError) as error:
             logger.debug("a passage between %s and %s ended: %r", *relayed_lane.ends, error)
         scope.cancel()

@@ -109,6 +109,13 @@ LANES: tuple[Bug, ...] = (
         "self.queued_bytes -= 0",
     ),
     bug(
+        "a chunk that cannot be read costs whoever asks for it its lane, with all that it carried",
+        "tests/swarm/lanes/test_chunks.py"
+        "::test_request_for_what_cannot_be_read_is_refused_whether_it_is_seen_at_once_or_when_its_turn_comes",
+        "data = self._held(ref)\n",
+        "data = self._lookup(ref)\n",
+    ),
+    bug(
         "who asks for many chunks together spends as little as for one",
         "tests/swarm/lanes/test_lane_rates.py"
         "::test_frames_that_carry_nothing_are_read_at_their_rate_over_all_lanes_of_a_peer",

@@ -1046,6 +1046,13 @@ SWARM: tuple[Bug, ...] = (
         "return self.ends",
     ),
     bug(
+        "an end that takes nothing of what it is sent through a third is waited for without end",
+        "tests/swarm/reaching/test_relayed_lanes.py"
+        "::test_passage_ends_where_an_end_takes_nothing_of_what_the_other_sends",
+        "with trio.fail_after(TAKE_LIMIT_S):",
+        "with trio.fail_after(IDLE_LIMIT_S):",
+    ),
+    bug(
         "who was dialled and then refused stays connected",
         "tests/swarm/test_limits_of_hosts.py::test_who_was_dialled_and_says_a_hello_that_is_refused_is_parted_from",
         "if self._stands(peer, one)}",

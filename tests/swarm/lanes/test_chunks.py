@@ -475,6 +475,35 @@ def test_request_for_what_is_not_held_is_refused() -> None:
     assert (answer.header.kind, answer.header.chunk, answer.header.flags) == (FrameKind.REFUSED, 7, ChunkSpace.FINAL)
 
 
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_request_for_what_cannot_be_read_is_refused_whether_it_is_seen_at_once_or_when_its_turn_comes(
+    fails_at: int,
+) -> None:
+    looked_up, answers = 0, []
+
+    def lookup(wanted: ChunkRef) -> memoryview | None:
+        nonlocal looked_up
+        looked_up += 1
+        if looked_up == fails_at:
+            raise ValueError("mmap closed or invalid")
+        return memoryview(content(wanted))
+
+    def post(receiver: PeerId, header: FrameHeader, payload: memoryview | bytes | Later) -> None:
+        answers.append(due(header, payload))
+
+    here = ChunkExchange(post=post, lookup=lookup)
+    here.received(THERE, FrameHeader(kind=FrameKind.REQUEST, flags=ChunkSpace.FINAL, chunk=7, scope=SCOPE, length=0))
+    here.received(THERE, FrameHeader(kind=FrameKind.REQUEST, flags=ChunkSpace.FINAL, chunk=8, scope=SCOPE, length=0))
+    (refused, nothing), (header, data) = answers
+    assert (refused.kind, refused.chunk, refused.flags, bytes(nothing)) == (
+        FrameKind.REFUSED,
+        7,
+        ChunkSpace.FINAL,
+        b"",
+    )
+    assert (header.kind, header.chunk, bytes(data)) == (FrameKind.STATE, 8, content(ref(8, ChunkSpace.FINAL)))
+
+
 async def test_run_of_chunks_is_one_request_and_what_is_not_held_of_it_is_refused() -> None:
     net, taker = Net(), Taker()
     wanted = {ref(chunk): content(ref(chunk), 100 + chunk) for chunk in range(3, 8)}

@@ -238,6 +238,21 @@ async def test_passage_without_a_byte_ends(monkeypatch: pytest.MonkeyPatch) -> N
         await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
 
 
+async def test_passage_ends_where_an_end_takes_nothing_of_what_the_other_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relayed_lanes_module, "TAKE_LIMIT_S", 0.3)
+    async with nodes() as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
+        relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
+        host, port = relay.lanes.addresses[0].split(":")
+        ends = []
+        for ticket in (relayed_lane.near, relayed_lane.far):
+            ends.append(stream := await calls.enter_async_context(await trio.open_tcp_stream(host, int(port))))
+            await stream.send_all(ticket)
+        far_more_than_the_kernel_keeps = bytes(64 << 20)
+        with trio.fail_after(WAIT_S), pytest.raises(trio.BrokenResourceError):
+            await ends[0].send_all(far_more_than_the_kernel_keeps)
+        await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
+
+
 async def test_ticket_is_good_once_and_a_guess_for_nothing() -> None:
     async with nodes() as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
         relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
