@@ -2,8 +2,8 @@
 
 `rounds/<rebases>.<rollbacks>-<round>/` holds `contribution`, `plan`, `finals` (msgpack maps) and `applied` (the decoded
 mean update, little-endian fp32). Under the strategy gossip they are `vector-…` and `exchange` (msgpack maps), `delta`,
-`stepped` and `began` (little-endian fp32). Their fields are listed, and what they hold is checked, in testnet/check.py
-and testnet/check_gossip.py.
+`stepped` and `began` (little-endian fp32), the last two also by their hashes. Their fields are listed, and what they
+hold is checked, in testnet/check.py and testnet/check_gossip.py.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AuditTrail:
     def began(self, state: CertifiedState) -> None:
         """Write φ and δ on which a gossip node begins, in the folder of their round."""
         if self._enabled:
-            self._write(state.term, state.round, "began", state.anchor.tobytes() + state.momentum.tobytes())
+            self._write_state(state, "began")
 
     def stepped(
         self,
@@ -104,12 +104,21 @@ class AuditTrail:
             "partner_root": b"" if offered is None else offered.root,
         }
         self._write(state.term, state.round, "exchange", msgspec.msgpack.encode(body))
-        self._write(state.term, state.round, "stepped", state.anchor.tobytes() + state.momentum.tobytes())
+        self._write_state(state, "stepped")
 
-    def _write(self, term: Term, round: int, name: str, data: bytes | memoryview) -> None:
+    def _write_state(self, state: CertifiedState, name: str) -> None:
+        """Write φ and δ: also by their hash, since who goes back to an older state makes its rounds once more."""
+        data = state.anchor.tobytes() + state.momentum.tobytes()
+        path = self._write(state.term, state.round, name, data)
+        with disk_errors(self._folder):
+            by_hash = path.with_name(f"{name}-{chunk_hash(data).hex()[:16]}")
+            by_hash.unlink(missing_ok=True)
+            by_hash.hardlink_to(path)
+
+    def _write(self, term: Term, round: int, name: str, data: bytes | memoryview) -> Path:
         folder = self._folder / f"{term.rebases}.{term.rollbacks}-{round}"
         with disk_errors(self._folder):
             folder.mkdir(parents=True, exist_ok=True)
             partial = folder / f"{name}.partial"
             partial.write_bytes(data)
-            partial.replace(folder / name)
+            return partial.replace(folder / name)

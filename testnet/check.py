@@ -14,6 +14,7 @@ verify (a file that is missing, a contribution that is not the promised one) it 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 
 from shoal.collectives.codecs import F32
 from shoal.collectives.commitment import chunk_hash, merkle_root
+from shoal.collectives.grid import Grid
 from shoal.collectives.reference import Reference, reference, wrong_values
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import PeerId
@@ -53,12 +55,16 @@ class StoredFinals(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """One node and where it kept its rounds. settled: (term, round) of those whose files must all be there."""
+    """One node and where it kept its rounds. settled: (term, round) of those whose files must all be there.
+
+    flipped: those amid which bits were flipped in its files, in which the finals of that round lay.
+    """
 
     index: int
     peer_id: PeerId
     folder: Path
     settled: frozenset[tuple[str, int]] = frozenset()
+    flipped: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +113,14 @@ def check_swarm(witnesses: Sequence[Witness], rounds: Collection[tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Account:
-    """One node's record of a round: plan, finals, and the (numel,) float32 update it applied."""
+    """One node's record of a round: plan, finals, and the (numel,) float32 update it applied.
+
+    flipped: as a witness's.
+    """
 
     node: int
     peer: PeerId
+    flipped: bool
     plan: Plan
     finals: StoredFinals
     applied: F32
@@ -166,7 +176,10 @@ def _accounts(witnesses: Sequence[Witness], term: str, number: int, errors: list
         if finals.plan != plan.hash or (plan.round, f"{plan.term.rebases}.{plan.term.rollbacks}") != (number, term):
             errors.append(f"round {number}: node {witness.index} kept a plan or finals of another round")
             continue
-        yield _Account(node=witness.index, peer=witness.peer_id, plan=plan, finals=finals, applied=applied)
+        flipped = (term, number) in witness.flipped
+        yield _Account(
+            node=witness.index, peer=witness.peer_id, flipped=flipped, plan=plan, finals=finals, applied=applied
+        )
 
 
 def _read_values(path: Path) -> F32:
@@ -237,14 +250,32 @@ def _weighs_tokens(plan: Plan) -> bool:
 
 
 def _differences(account: _Account, truth: Reference, errors: list[str]) -> int:
-    """Count the node's applied values that are wrong; all of them if there are too few or too many."""
+    """Count the node's applied values that are wrong; all of them if there are too few or too many.
+
+    What a node keeps is what its file of finals has when the round is certified. It worked out the state before: of a
+    chunk in which a bit was flipped since, nothing follows.
+    """
     where = f"round {account.plan.round}: node {account.node}"
+    applied, flipped = account.applied, list[int]()
     if b"".join(account.finals.chunks) != truth.finals:
-        errors.append(f"{where} kept finals that are not what the contributions lead to")
-    if account.applied.shape != truth.update.shape:
-        errors.append(f"{where} applied {account.applied.size} values of {truth.update.size}")
+        flipped = _chunks_of_other_bits(account, truth) if account.flipped else []
+        if not flipped:
+            errors.append(f"{where} kept finals that are not what the contributions lead to")
+    if applied.shape != truth.update.shape:
+        errors.append(f"{where} applied {applied.size} values of {truth.update.size}")
         return int(truth.update.size)
-    return wrong_values(account.applied, truth.update)
+    wrong = wrong_values(applied, truth.update)
+    spans = [slice(*Grid.of(account.plan).span(chunk)) for chunk in flipped]
+    return wrong - sum(wrong_values(applied[span], truth.update[span]) for span in spans)
+
+
+def _chunks_of_other_bits(account: _Account, truth: Reference) -> list[int]:
+    """The chunks of whose finals a node kept as many bytes as there are, but others; none where it is not as many."""
+    ends = list(itertools.accumulate(map(len, account.finals.chunks)))
+    if len(ends) != account.plan.chunks or ends[-1] != len(truth.finals):
+        return []
+    there = (truth.finals[start:end] for start, end in itertools.pairwise((0, *ends)))
+    return [n for n, (kept, right) in enumerate(zip(account.finals.chunks, there, strict=True)) if kept != right]
 
 
 def _inclusion(account: _Account) -> tuple[int, float]:

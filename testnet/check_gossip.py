@@ -9,6 +9,9 @@ In test mode a node keeps, per round, in `rounds/0.0-<round>/`
     stepped    its weights and its momentum after the step, little-endian float32, the one after the other
     began      the same of the state on which a process began: S(0), a snapshot, or what was on its disk
 
+Of the last two each also lies there by its hash, as `stepped-…` and `began-…`: a node whose folder was put back makes
+rounds once more, from other states, and other files of that name take the place of those from which it went on before.
+
 There is no common state, so nothing is compared between nodes. What can be checked is: that the vector taken is the one
 that the partner offered; that it was β·Δ + γ·φ, to within the codec; and, to the bit, that the step from the node's
 state before to its state after is that of the formula in `shoal.collectives.gossip`, written out again here.
@@ -155,9 +158,8 @@ def _read(folder: Path, number: int) -> _Step | None:
 
 def _state_before(folder: Path, exchange: StoredExchange) -> F32 | None:
     """φ and δ, the one after the other, from which a step was made; None if nothing is kept that has its hash."""
-    for name in ("stepped", "began"):
-        path = _place(folder, exchange.base_round) / name
-        data = path.read_bytes() if path.exists() else b""
+    for path in _place(folder, exchange.base_round).glob(f"*-{exchange.base.hex()[:16]}"):
+        data = path.read_bytes()
         if chunk_hash(data) == exchange.base:
             return np.frombuffer(data, "<f4")
     return None

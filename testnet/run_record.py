@@ -185,8 +185,20 @@ def alarms(entries: Iterable[Entry], unharmed: Collection[int], *, liar: PeerId 
 
 
 def settle(run_record: RunRecord, witnesses: Iterable[Witness]) -> list[Witness]:
-    """These nodes, each with the rounds whose files must all be there by the record."""
-    return [replace(one, settled=settled_rounds(run_record, one.index)) for one in witnesses]
+    """These nodes, each with the rounds whose files must all be there, and with those that were struck."""
+    return [
+        replace(one, settled=settled_rounds(run_record, one.index), flipped=flipped_rounds(run_record, one.index))
+        for one in witnesses
+    ]
+
+
+def flipped_rounds(run_record: RunRecord, index: int) -> frozenset[tuple[str, int]]:
+    """The (term, round)s that a node certified next after bits in its files were flipped."""
+    ended = [event for node, event in run_record.certified() if node == index]
+    struck = (one for one in run_record.faults if one.fault.kind == "corrupt" and index in one.fault.struck)
+    following = ([event for event in ended if one.at is not None and event.at >= one.at] for one in struck)
+    first = (min(events, key=lambda event: event.at) for events in following if events)
+    return frozenset((event.term, event.round) for event in first)
 
 
 def settled_rounds(run_record: RunRecord, index: int) -> frozenset[tuple[str, int]]:

@@ -57,9 +57,11 @@ Phase = Literal["train", "plan", "reduce", "repair", "certify", "transfer"]
 
 _LASTING: Final = ("stop", "restart", "throttle", "partition", "slow", "full", "clock", "restore", "move")
 _ENDING: Final = ("kill", "stop", "continue", "leave", "restart", "restore", "move")
+_ABSENT: Final = (*_ENDING, "pause")
+"""Kinds after which a node may come to no round."""
 _NODELESS: Final = ("join", "partition", "heal")
 _LINKS: Final = ("partition", "heal", "slow")
-_HELD_ELSEWHERE: Final = ("join", "continue", "partition", "heal", "corrupt")
+_HELD_ELSEWHERE: Final = ("join", "continue", "resume", "partition", "heal", "corrupt")
 """Kinds for which another node than the one struck holds: that one may not run, or there is none."""
 
 
@@ -279,7 +281,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return any(fault.kind == "clock" for fault in self.faults)
 
     def held_node(self, fault: Fault) -> int | None:
-        """Node that holds at the fault's point: its target, or the first that none ended if it strikes no running node.
+        """Node that holds at the fault's point: its target, or the first that goes on if it strikes no running node.
 
         In a transfer it is then the one that fetches the state: the last that joined or started again by that round.
         """
@@ -292,7 +294,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             fetching = [f for f in fetching if f.round <= fault.round and f.phase != "transfer"]
             if fetching:
                 return max(fetching, key=lambda f: f.round).target
-        gone = {f.node for f in self.faults if f.kind in _ENDING and f.round <= fault.round}
+        gone = {f.node for f in self.faults if f.kind in _ABSENT and f.round <= fault.round}
         return min((i for i in range(self.nodes) if i not in gone), default=0)
 
 

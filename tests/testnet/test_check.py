@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -143,6 +143,36 @@ def test_check_refuses_a_round_that_counts_nobody_while_one_who_contributed_is_t
         round_file(tmp_path, node, "applied").unlink()
     left = check_round(witnesses(tmp_path, settled=False), "0.0", 1)
     assert (left.coverage, left.updates_compared, left.errors) == (0.0, 1, ())
+
+
+def flip_final(root: Path, node: int, chunk: int) -> None:
+    """As a node keeps it whose file of finals has another bit when the round is certified than when it applied it."""
+    path = round_file(root, node, "finals")
+    body = msgspec.msgpack.decode(path.read_bytes())
+    changed = bytearray(body["chunks"][chunk])
+    changed[len(changed) // 2] ^= 64
+    body["chunks"][chunk] = bytes(changed)
+    path.write_bytes(msgspec.msgpack.encode(body))
+    round_file(root, node, "applied").write_bytes(decode(body["chunks"]).astype("<f4").tobytes())
+
+
+def test_check_believes_nothing_of_a_chunk_whose_file_was_struck_and_all_of_the_others(tmp_path: Path) -> None:
+    write_round(tmp_path)
+    flip_final(tmp_path, 1, 1)
+    found = checked(tmp_path)
+    assert found.wrong_values > 0
+    assert found.errors == ("round 1: node 1 kept finals that are not what the contributions lead to",)
+
+    def struck(node: int) -> RoundCheck:
+        of_round = frozenset({("0.0", 1)})
+        return check_round(
+            [replace(one, flipped=of_round) if one.index == node else one for one in witnesses(tmp_path)], "0.0", 1
+        )
+
+    assert (struck(1).wrong_values, struck(1).errors) == (0, ())
+    assert struck(0) == found
+    flip(round_file(tmp_path, 1, "applied"), 2 * CHUNK_VALUES)
+    assert struck(1).wrong_values == 1
 
 
 def test_check_sums_over_rounds(tmp_path: Path) -> None:

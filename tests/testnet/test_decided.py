@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.lab.campaigns.campaign_check import broken_votes
 from shoal.node.reporting.event_log import line_of, parse_event
 from shoal.node.reporting.events import Certified, Event, RolledBack, Signed, ViewChanged, Voted
 from shoal.testnet.check import Witness
+from shoal.testnet.faults import FaultRecord
 from shoal.testnet.journal import Entry
 from shoal.testnet.reports.report import count_forks
-from shoal.testnet.run_record import RunRecord
-from shoal.testnet.scenario import Scenario
+from shoal.testnet.run_record import RunRecord, flipped_rounds
+from shoal.testnet.scenario import Fault, Scenario
 
 
 def certified(term: str, round: int, digest: str) -> Certified:
@@ -48,6 +50,25 @@ def forks(*events: Event) -> int:
 )
 def test_two_decisions_of_one_term_and_round_are_a_fork(events: list[Event], count: int) -> None:
     assert forks(*events) == count
+
+
+def test_round_amid_which_a_node_s_files_are_struck_is_the_one_that_it_certifies_next() -> None:
+    ends = {0: (1.0, 2.0, 3.0), 1: (1.1, 2.1, 3.1)}
+    entries = tuple(
+        Entry(node, msgspec.structs.replace(certified("0.0", round, "a"), at=at))
+        for node, times in ends.items()
+        for round, at in enumerate(times, 1)
+    )
+    faults = (
+        FaultRecord(fault=Fault(kind="corrupt", node=0, round=2), at=1.5, done=True),
+        FaultRecord(fault=Fault(kind="corrupt", node=0, round=3)),
+        FaultRecord(fault=Fault(kind="kill", node=1, round=2), at=1.5, done=True),
+        FaultRecord(fault=Fault(kind="corrupt", node=1, round=3), at=3.5, done=True),
+    )
+    scenario = Scenario(nodes=2, rounds=3)
+    run_record = RunRecord(scenario=scenario, began_at=0.0, ended_at=4.0, entries=entries, nodes=(), faults=faults)
+    assert flipped_rounds(run_record, 0) == {("0.0", 2)}
+    assert flipped_rounds(run_record, 1) == frozenset()
 
 
 def test_rollback_is_read_from_the_log_as_the_node_writes_it() -> None:

@@ -206,5 +206,14 @@ def test_held_node_is_the_target_or_one_that_no_fault_ended() -> None:
     assert [scenario.held_node(fault) for fault in scenario.faults] == [0, 1, None]
 
 
+def test_who_is_paused_holds_for_nothing_since_it_may_come_to_no_round() -> None:
+    faults = (
+        Fault(kind="pause", node=0, round=2, phase="train"),
+        Fault(kind="resume", node=0, round=4, phase="reduce", progress=0.5),
+    )
+    scenario = Scenario(faults=faults)
+    assert [scenario.held_node(fault) for fault in scenario.faults] == [0, 1]
+
+
 def test_scenario_survives_its_own_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(DEMO), type=Scenario) == DEMO
