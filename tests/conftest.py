@@ -142,7 +142,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from here on."""
+    """Look for garbage from here on, and never in what is there already."""
+    gc.freeze()
     gc.enable()
 
 

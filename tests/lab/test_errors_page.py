@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from shoal.lab.errors_page import ErrorText, _kinds, _texts, collect, escaped, render
+from shoal.lab.source import trees
 
 ACTIONS = (
     "add|allow|ask|attach|build|change|check|choose|complete|copy|correct|create|end|export|find|free|get|give|go|have|"
@@ -31,6 +33,13 @@ WAYS = {
 
 def says_what_to_do(text: str) -> bool:
     return any(re.search(way, text, re.IGNORECASE) for way in WAYS.values())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_trees_afterwards() -> Iterator[None]:
+    """They are a million objects, at which every search for garbage would look."""
+    yield
+    trees.cache_clear()
 
 
 def test_every_text_that_a_user_meets_says_what_to_do() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ from shoal.lab import bounds_page, messages_page, modules_page
 from shoal.lab.source import trees
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_trees_afterwards() -> Iterator[None]:
+    """They are a million objects, at which every search for garbage would look."""
+    yield
+    trees.cache_clear()
 
 
 def test_bounds_have_the_values_of_the_source() -> None:
