@@ -10,6 +10,8 @@ import math
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -29,6 +31,8 @@ settings.load_profile("any machine")
 LIMIT_S, LONG_LIMIT_S = 300.0, 1500.0
 """For a test, by the clock on the wall, and for one marked `long`: so that one that waits for ever fails. What runs of
 trio's in the main thread is cancelled then."""
+IDLE_S = 1.0
+"""For which the process of the tests rests at its end."""
 GRACE_S = 60.0
 """After that: a run that waits for what cannot be cancelled, a thread for instance, is ended where it is, and so is
 what a test leaves to be done. Whoever is not over even then ends the process (`faulthandler_timeout`)."""
@@ -157,6 +161,17 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         del os.environ["XDG_STATE_HOME"]
     else:
         os.environ["XDG_STATE_HOME"] = before
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_thread_works_on() -> Iterator[None]:
+    """A thread that no test waits for any more, and that works on, would slow all that follow it."""
+    yield
+    began = time.process_time()
+    time.sleep(IDLE_S)
+    worked_s = time.process_time() - began
+    threads = ", ".join(thread.name for thread in threading.enumerate())
+    assert worked_s < IDLE_S / 4, f"with nothing to do this process worked {worked_s:.2f} of {IDLE_S} s: {threads}"
 
 
 @pytest.fixture

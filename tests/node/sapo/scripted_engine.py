@@ -95,12 +95,19 @@ class ScriptedEngine:
 def _request(stream: socket.socket) -> dict[str, Any]:
     data = b""
     while b"\r\n\r\n" not in data:
-        data += stream.recv(65536)
+        data += _more(stream)
     head, _, body = data.partition(b"\r\n\r\n")
     length = next(
         int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
     )
     while len(body) < length:
-        body += stream.recv(65536)
+        body += _more(stream)
     found: dict[str, Any] = json.loads(body)
     return found
+
+
+def _more(stream: socket.socket) -> bytes:
+    data = stream.recv(65536)
+    if not data:
+        raise ConnectionError("who asked is gone")
+    return data
