@@ -1,9 +1,10 @@
 """Test mode: a record of each round's inputs and outputs on disk, so that anyone can recompute it.
 
-`rounds/<rebases>.<rollbacks>-<round>/` holds `contribution`, `plan`, `finals` (msgpack maps) and `applied` (the decoded
-mean update, little-endian fp32). Under the strategy gossip they are `vector-…` and `exchange` (msgpack maps), `delta`,
-`stepped` and `began` (little-endian fp32), the last two also by their hashes. Their fields are listed, and what they
-hold is checked, in testnet/check.py and testnet/check_gossip.py.
+`rounds/<rebases>.<rollbacks>-<round>/` holds `contribution`, `input-…` (what that was made of), `plan`, `finals`
+(msgpack maps) and `applied` (the decoded mean update, little-endian fp32). Under the strategy gossip they are
+`vector-…` and `exchange` (msgpack maps), `delta`, `stepped` and `began` (little-endian fp32), the last two also by
+their hashes. Their fields are listed, and what they hold is checked, in testnet/check.py, testnet/check_inputs.py and
+testnet/check_gossip.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from shoal.protocol.gossip_messages import Offer
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Term
 from shoal.protocol.wire import canonical
+
+INPUT_LIMIT_VALUES = 1 << 22
+"""Of larger contributions it is not kept what they were made of: it is eight bytes a value."""
 
 
 class AuditTrail:
@@ -47,6 +51,16 @@ class AuditTrail:
             "chunks": [encoded.encoded(chunk).data for chunk in range(encoded.grid.chunks)],
         }
         self._write(term, made.round, "contribution", msgspec.msgpack.encode(body))
+
+    def made_of(self, term: Term, made: Made, learnt: F32) -> None:
+        """Write what a contribution was made of: what was learnt ``(numel,)``, and the values that were encoded."""
+        if not self._enabled or learnt.size > INPUT_LIMIT_VALUES:
+            return
+        alone = not made.handed and made.anchor is None
+        vectors = {"learnt": learnt, "values": made.values} if alone else {}
+        body = {name: vectors[name].data.tobytes() if alone else b"" for name in ("learnt", "values")}
+        root = made.encoded.root
+        self._write(term, made.round, f"input-{root.hex()[:16]}", msgspec.msgpack.encode({"root": root, **body}))
 
     def applied(self, term: Term, finals: Finals) -> float:
         """Write the plan, its finals and the applied update, after the certificate. Returns the seconds that took."""

@@ -57,7 +57,8 @@ class StoredFinals(msgspec.Struct, frozen=True, kw_only=True):
 class Witness:
     """One node and where it kept its rounds. settled: (term, round) of those whose files must all be there.
 
-    flipped: those amid which bits were flipped in its files, in which the finals of that round lay.
+    flipped: those amid which bits were flipped in its files, in which the finals of that round lay. struck: a fault was
+    done to it.
     """
 
     index: int
@@ -65,6 +66,7 @@ class Witness:
     folder: Path
     settled: frozenset[tuple[str, int]] = frozenset()
     flipped: frozenset[tuple[str, int]] = frozenset()
+    struck: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +89,10 @@ class RoundCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Findings of the check in all rounds."""
+    """Findings of the check in all rounds. inputs: what nodes contributed that follows from nothing, a text each."""
 
     rounds: tuple[RoundCheck, ...]
+    inputs: tuple[str, ...] = ()
 
     @property
     def wrong_values(self) -> int:
@@ -99,7 +102,7 @@ class Check:
     @property
     def errors(self) -> tuple[str, ...]:
         """Rounds that could not be verified, or that contradict themselves, a text each."""
-        return tuple(error for found in self.rounds for error in found.errors)
+        return tuple(error for found in self.rounds for error in found.errors) + self.inputs
 
     def of(self, term: str, round: int) -> RoundCheck | None:
         """Return the findings in one round; None if it was not checked."""

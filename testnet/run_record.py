@@ -186,8 +186,14 @@ def alarms(entries: Iterable[Entry], unharmed: Collection[int], *, liar: PeerId 
 
 def settle(run_record: RunRecord, witnesses: Iterable[Witness]) -> list[Witness]:
     """These nodes, each with the rounds whose files must all be there, and with those that were struck."""
+    unharmed = {node.index for node in run_record.unharmed()}
     return [
-        replace(one, settled=settled_rounds(run_record, one.index), flipped=flipped_rounds(run_record, one.index))
+        replace(
+            one,
+            settled=settled_rounds(run_record, one.index),
+            flipped=flipped_rounds(run_record, one.index),
+            struck=one.index not in unharmed,
+        )
         for one in witnesses
     ]
 

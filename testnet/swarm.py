@@ -42,6 +42,7 @@ from shoal.protocol.manifest_rollouts import default_tables
 from shoal.protocol.manifest_workload import WorkloadSection
 from shoal.testnet.check import Check, check_swarm
 from shoal.testnet.check_gossip import check_gossip
+from shoal.testnet.check_inputs import InputRules, errors_of_inputs
 from shoal.testnet.faults import FaultRecord, carry_out, has_begun, holds_for
 from shoal.testnet.fleet import Fleet
 from shoal.testnet.interruption import until_interrupted
@@ -482,9 +483,9 @@ class Testnet(Fleet):
             return "crashed"
         return "running" if self._finished(node) else "left"
 
-    def _gossip_settings(self) -> GossipSettings:
+    def _manifest(self) -> Manifest:
         founders = [node.peer_id for node in self.nodes if node.index < self.scenario.nodes]
-        return GossipSettings.of(testnet_manifest(self.scenario, founders).sync)
+        return testnet_manifest(self.scenario, founders)
 
     def write_report(self) -> Report:
         """Check the values, write the report's files, and return it. Blocks. Raises StorageError."""
@@ -501,8 +502,10 @@ class Testnet(Fleet):
         strategy = self.scenario.synchronisation
         if strategy.certifies:
             check = check_swarm(witnesses, run_record.certified_rounds())
+            inputs = errors_of_inputs(witnesses, run_record.last_round, InputRules.of(self._manifest()))
+            check = replace(check, inputs=inputs)
         elif strategy.exchanges_models:
-            check = check_gossip(witnesses, run_record.certified_rounds(), self._gossip_settings())
+            check = check_gossip(witnesses, run_record.certified_rounds(), GossipSettings.of(self._manifest().sync))
         else:
             check = Check(rounds=())  # nothing is in common that could be computed again
         report = make_report(run_record, check)

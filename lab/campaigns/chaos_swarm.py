@@ -85,8 +85,12 @@ def judged(report: Report, programs: Mapping[int, Program]) -> Report:
     nodes = (replace(n, absent_at_end=False) if n.index in following else n for n in report.nodes if n is not liar)
     expected = [f"no fault struck node {i}, and its trainer died: " for i, program in programs.items() if program.dies]
     expected += [] if liar is None else [f" has proof that {liar.peer_id} lied in round "]
+    unverified = report.unverified
+    if liar is not None:
+        unverified = tuple(text for text in unverified if f": node {liar.index} contributed " not in text)
     return replace(
         report,
+        unverified=unverified,
         nodes=tuple(nodes),
         unaffected_absent=tuple(i for i in report.unaffected_absent if liar is None or i != liar.index),
         alarms=tuple(alarm for alarm in report.alarms if not any(text in alarm for text in expected)),

@@ -247,9 +247,11 @@ class Participation:
         values = self._training_client.pseudo_gradient(fragment.numel)
         state = self._state_store.state
         anchor = state.anchor if isinstance(state, CertifiedState) else None
-        return self._contributions.make(
+        made = self._contributions.make(
             event.round, event.number, event.tokens, values, base=base, handed=handed, anchor=anchor
         )
+        self._p.audit.made_of(self._state_store.head.next_term, made, values)
+        return made
 
     # -- the reduction ---------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
+from shoal.collectives.state import CertifiedState
 from shoal.node.audit import AuditTrail
 from shoal.node.state.contributions import Contributions, Made
 from shoal.protocol.errors import StorageError
@@ -92,6 +93,18 @@ def test_round_written_again_replaces_what_was_there(tmp_path: Path) -> None:
         digests.append(hashlib.sha256((tmp_path / "0.0-1" / "contribution").read_bytes()).digest())
     assert digests[0] != digests[1]
     assert [path.name for path in (tmp_path / "0.0-1").iterdir()] == ["contribution"]
+
+
+def test_states_of_a_gossip_round_that_is_made_once_more_are_all_kept(tmp_path: Path) -> None:
+    trail = AuditTrail(tmp_path, enabled=True)
+    states = [CertifiedState.initial(vector(seed), bytes(32)) for seed in (1, 2, 1)]
+    for state in states:
+        trail.began(state)
+    written = [state.anchor.tobytes() + state.momentum.tobytes() for state in states]
+    assert (tmp_path / "0.0-0" / "began").read_bytes() == written[2]
+    for data in written:
+        assert (tmp_path / "0.0-0" / f"began-{chunk_hash(data).hex()[:16]}").read_bytes() == data
+    assert len(list((tmp_path / "0.0-0").iterdir())) == 3
 
 
 def test_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:

@@ -6,6 +6,31 @@ from tests.planted.bugs import Bug, bug
 
 TESTNET: tuple[Bug, ...] = (
     bug(
+        "the verdict lets anyone forget what no round has counted",
+        "tests/testnet/test_check_inputs.py::test_who_begins_anew_without_having_been_struck_has_lost_something",
+        "if not before or stale or witness.struck or made.term != before[-1].term:",
+        "if True:",
+    ),
+    bug(
+        "the verdict does not see work that is counted once more",
+        "tests/testnet/test_check_inputs.py::test_what_is_counted_twice_or_never_is_seen",
+        "if not kept:  # it came by the state without the finals: work counts once at most, so it was counted",
+        "if True:",
+    ),
+    bug(
+        "the verdict believes all of a node in whose files bits were flipped",
+        "tests/testnet/test_check.py"
+        "::test_check_believes_nothing_of_a_chunk_whose_file_was_struck_and_all_of_the_others",
+        "return [n for n, (kept, right) in enumerate(zip(account.finals.chunks, there, strict=True)) if kept != right]",
+        "return list(range(account.plan.chunks))",
+    ),
+    bug(
+        "the steps of a gossip node whose folder was put back are recomputed from states of its later life",
+        "tests/node/test_audit.py::test_states_of_a_gossip_round_that_is_made_once_more_are_all_kept",
+        'by_hash = path.with_name(f"{name}-{chunk_hash(data).hex()[:16]}")',
+        'by_hash = path.with_name(f"{name}-{state.round}")',
+    ),
+    bug(
         "who ends on an old folder is taken for one that refused to go on, whatever it said",
         "tests/testnet/test_coming_back.py::test_whatever_else_comes_of_an_old_folder_is_a_failure",
         'return life.exit_code == REFUSED and "Traceback" not in said and all(words in last for words in REFUSAL)',

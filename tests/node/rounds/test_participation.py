@@ -14,6 +14,7 @@ import trio
 from shoal.collectives.codecs import F32
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.state import HeldState
+from shoal.node.audit import AuditTrail
 from shoal.node.rounds.participation import Participation
 from shoal.node.rounds.round_observer import RoundObserver
 from shoal.node.state.resumption import Found, ResumeFiles
@@ -69,6 +70,7 @@ class Part:
             store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
             resumption=SimpleNamespace(restore_trainer=self._restore, stands_on=lambda value: None),
             site=no_site(),
+            audit=AuditTrail(Path(), enabled=False),
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
