@@ -324,11 +324,16 @@ class Finals:
         return bits
 
     def decoded(self) -> F32:
-        """The mean update as everyone decodes it: (numel,) float32. For audits; the outer step goes by chunks."""
+        """The mean update as everyone decodes it: (numel,) float32. For audits; the outer step goes by chunks.
+
+        NaN in a chunk that lies in a file which the disk has changed since.
+        """
         grid = Grid.of(self.plan)
-        update = np.empty(grid.numel, np.float32)
+        update = np.full(grid.numel, np.nan, np.float32)
         for chunk, final in enumerate(self.chunks):
-            final_chunk_codec(self.plan.codec, grid, chunk).decode_into(final.encoded, update[slice(*grid.span(chunk))])
+            if final.intact:
+                codec = final_chunk_codec(self.plan.codec, grid, chunk)
+                codec.decode_into(final.encoded, update[slice(*grid.span(chunk))])
         return update
 
     def concatenated(self) -> bytes:

@@ -14,8 +14,9 @@ certificate that says what of that was counted, per chunk:
              = what encoding lost           of a chunk that was counted; all, of values for which a sparse final has no
                                             place
 
-A node that was struck, or for too many rounds contributed nothing or nothing that was counted, may also have begun
-anew; one that was struck may have gone on from an older one. Buffers are contributed as they are.
+Values of a node that was struck, or for too many rounds contributed nothing or nothing that was counted, may also be
+what it learnt alone; and of one that was struck, follow from an older one, or from one of which it could not know what
+was counted. Buffers are contributed as they are.
 """
 
 from __future__ import annotations
@@ -146,7 +147,10 @@ def check_inputs(witness: Witness, witnesses: Sequence[Witness], last: int, rule
         expected = [made.learnt + residual for residual in residuals]
         if not before or stale or witness.struck or made.term != before[-1].term:
             expected.append(made.learnt)
-        wrong = min(int(np.count_nonzero(made.values != one)) for one in expected)
+        follows = np.zeros(made.values.size, bool)
+        for one in expected:
+            follows |= made.values == one
+        wrong = int(np.count_nonzero(~follows))
         found.append(InputCheck(node=witness.index, term=made.term, round=made.round, wrong=wrong))
         before.append(made)
         del before[: -rules.staleness_rounds - 1]
@@ -195,8 +199,8 @@ def _residuals(
             continue
         outcome = outcomes[one.root]
         yield _residual(one, one.sent, outcome, rules)
-        kept = (witness.folder / "rounds" / f"{one.term}-{one.round}" / "applied").exists()
-        if not kept:  # it came by the state without the finals: work counts once at most, so it was counted
+        kept = not witness.struck and (witness.folder / "rounds" / f"{one.term}-{one.round}" / "applied").exists()
+        if not kept:  # it had no finals, or their file was struck: work counts once at most, so it was counted
             yield _residual(one, one.sent, _Outcome((True,) * len(outcome.counted)), rules)
 
 

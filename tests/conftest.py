@@ -116,6 +116,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 LONGEST = (
+    "testnet/test_coming_back.py",
     "node/test_daemon.py",
     "node/test_damaged_logs.py",
     "node/test_copied_folders.py",
@@ -134,6 +135,15 @@ LONGEST = (
     "node/sapo/test_agent_process.py",
     "node/training/test_sharded_replica.py",
     "node/training/test_trainer.py",
+    "node/test_swarm_in_a_box.py",
+    "node/test_sites_in_a_box.py",
+    "swarm/test_key_probe.py",
+    "swarm/test_rollouts.py",
+    "swarm/test_members.py",
+    "packaging/test_documents.py",
+    "testnet/test_wall_clock.py",
+    "node/sapo/test_sampler_process.py",
+    "lab/bench/test_throughput.py",
 )
 """Files that take many seconds, which begin first: one that began last would leave all other processors idle."""
 

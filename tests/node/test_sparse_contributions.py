@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.collectives.codecs import F32, codec
+from shoal.collectives.codecs import F32, Undecodable, codec, final_chunk_codec
 from shoal.collectives.finals import Finals
 from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
@@ -172,6 +172,28 @@ def test_value_without_a_place_in_the_final_is_carried_on_whole_and_any_other_by
         without_place.append(np.count_nonzero(sent[update == 0]))
     assert without_place[2] == 0  # whose values are the largest
     assert min(without_place[:2] + without_place[3:]) > 50
+
+
+def test_final_in_whose_file_a_bit_was_flipped_costs_its_chunk_what_had_no_place_and_the_node_nothing_else() -> None:
+    nodes = crowd()
+    made, finals = reduce_round(nodes, 1)
+    update = finals.decoded()
+    struck = finals.chunks[1]
+    changed = np.array(struck.payload)
+    changed[: struck.encoded.size // 2] = 0xFF
+    with pytest.raises(Undecodable):
+        final_chunk_codec(finals.plan.codec, GRID, 1).decode_into(
+            changed[: struck.encoded.size], np.empty(5_000, "<f4")
+        )
+    struck.move_to(changed)
+    here = slice(*GRID.span(1))
+    assert np.isnan(finals.decoded()[here]).all()
+    for n, node in enumerate(nodes):
+        node.settle(1, [True] * GRID.chunks, finals)
+        values, sent = gradient(n, 1), made[n].encoded.decoded()
+        expected = np.where(update == 0, values, values - sent)
+        expected[here] = (values - sent)[here]
+        assert carried_by(node).tobytes() == expected.tobytes()
 
 
 def test_what_has_no_place_is_found_out_after_a_restart_too() -> None:

@@ -30,6 +30,13 @@ STATE: tuple[Bug, ...] = (
         "folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_MODE)",
     ),
     bug(
+        "a bit that is flipped in a file of finals ends a node that contributes the largest values alone",
+        "tests/node/test_sparse_contributions.py"
+        "::test_final_in_whose_file_a_bit_was_flipped_costs_its_chunk_what_had_no_place_and_the_node_nothing_else",
+        "if finals is not None and finals.chunks[chunk].intact else None",
+        "if finals is not None else None",
+    ),
+    bug(
         "a power cut takes the first evidence away",
         "tests/node/audits/test_evidence_store.py::test_the_first_evidence_is_there_after_a_power_cut",
         """

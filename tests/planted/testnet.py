@@ -14,7 +14,7 @@ TESTNET: tuple[Bug, ...] = (
     bug(
         "the verdict does not see work that is counted once more",
         "tests/testnet/test_check_inputs.py::test_what_is_counted_twice_or_never_is_seen",
-        "if not kept:  # it came by the state without the finals: work counts once at most, so it was counted",
+        "if not kept:  # it had no finals, or their file was struck: work counts once at most, so it was counted",
         "if True:",
     ),
     bug(

@@ -99,7 +99,7 @@ class Node:
         (folder / "plan").write_bytes(canonical(plan))
         (folder / "finals").write_bytes(msgspec.msgpack.encode(body))
         (folder / "applied").write_bytes(b"")
-        return SimpleNamespace(chunks=[SimpleNamespace(encoded=chunk) for chunk in chunks])
+        return SimpleNamespace(chunks=[SimpleNamespace(encoded=chunk, intact=True) for chunk in chunks])
 
     def wrong(self, *, struck: bool = False) -> list[int]:
         """How many values are wrong, by round."""
