@@ -70,10 +70,14 @@ class FinalChunk:
         self.encoded, self.payload = payload[: self.encoded.size], payload
 
     @property
+    def values_intact(self) -> bool:
+        """True if the encoded values are those that came: not if they lie in a file that the disk has changed since."""
+        return chunk_hash(self.encoded.data) == self.result
+
+    @property
     def intact(self) -> bool:
-        """True if the bytes are those that came: not if they lie in a file that the disk has changed since."""
-        trailer = self.payload[self.encoded.size :].tobytes()
-        return chunk_hash(self.encoded.data) == self.result and trailer == self.bitmap + self.signature
+        """The same of all of its bytes."""
+        return self.values_intact and self.payload[self.encoded.size :].tobytes() == self.bitmap + self.signature
 
     @property
     def statement(self) -> ChunkStatement:
@@ -331,7 +335,7 @@ class Finals:
         grid = Grid.of(self.plan)
         update = np.full(grid.numel, np.nan, np.float32)
         for chunk, final in enumerate(self.chunks):
-            if final.intact:
+            if final.values_intact:
                 codec = final_chunk_codec(self.plan.codec, grid, chunk)
                 codec.decode_into(final.encoded, update[slice(*grid.span(chunk))])
         return update

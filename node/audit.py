@@ -56,11 +56,9 @@ class AuditTrail:
         """Write what a contribution was made of: what was learnt ``(numel,)``, and the values that were encoded."""
         if not self._enabled or learnt.size > INPUT_LIMIT_VALUES:
             return
-        alone = not made.handed and made.anchor is None
-        vectors = {"learnt": learnt, "values": made.values} if alone else {}
-        body = {name: vectors[name].data.tobytes() if alone else b"" for name in ("learnt", "values")}
         root = made.encoded.root
-        self._write(term, made.round, f"input-{root.hex()[:16]}", msgspec.msgpack.encode({"root": root, **body}))
+        body = {"root": root, "base": made.base, "learnt": learnt.tobytes(), "values": made.values.tobytes()}
+        self._write(term, made.round, f"input-{root.hex()[:16]}", msgspec.msgpack.encode(body))
 
     def applied(self, term: Term, finals: Finals) -> float:
         """Write the plan, its finals and the applied update, after the certificate. Returns the seconds that took."""
@@ -126,8 +124,8 @@ class AuditTrail:
         path = self._write(state.term, state.round, name, data)
         with disk_errors(self._folder):
             by_hash = path.with_name(f"{name}-{chunk_hash(data).hex()[:16]}")
-            by_hash.unlink(missing_ok=True)
-            by_hash.hardlink_to(path)
+            if not by_hash.exists():
+                by_hash.hardlink_to(path)
 
     def _write(self, term: Term, round: int, name: str, data: bytes | memoryview) -> Path:
         folder = self._folder / f"{term.rebases}.{term.rollbacks}-{round}"

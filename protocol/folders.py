@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -26,4 +27,5 @@ def make_folder(path: Path, *, mode: int = OPEN_MODE) -> None:
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(mode, exist_ok=True)
-        sync_folder(path.parent)
+        with contextlib.suppress(PermissionError):  # a folder in which one may make others, and read nothing
+            sync_folder(path.parent)

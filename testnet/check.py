@@ -57,8 +57,8 @@ class StoredFinals(msgspec.Struct, frozen=True, kw_only=True):
 class Witness:
     """One node and where it kept its rounds. settled: (term, round) of those whose files must all be there.
 
-    flipped: those amid which bits were flipped in its files, in which the finals of that round lay. struck: a fault was
-    done to it.
+    flipped: those amid which bits were flipped in its files, in which the finals of that round lay. restarts: when its
+    process was started again, wall-clock.
     """
 
     index: int
@@ -66,7 +66,7 @@ class Witness:
     folder: Path
     settled: frozenset[tuple[str, int]] = frozenset()
     flipped: frozenset[tuple[str, int]] = frozenset()
-    struck: bool = False
+    restarts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class RoundCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Findings of the check in all rounds. inputs: what nodes contributed that follows from nothing, a text each."""
+    """Findings of the check in all rounds. inputs: what is wrong with what nodes contributed, a text each."""
 
     rounds: tuple[RoundCheck, ...]
     inputs: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Check:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """Rounds that could not be verified, or that contradict themselves, a text each."""
+        """Rounds that could not be verified or contradict themselves, and contributions that follow from nothing."""
         return tuple(error for found in self.rounds for error in found.errors) + self.inputs
 
     def of(self, term: str, round: int) -> RoundCheck | None:

@@ -2,28 +2,33 @@
 
 In test mode a node keeps, per contribution that is not too large (shoal.node.audit), in `rounds/<term>-<round>/`
 
-    input-…    msgpack {root, learnt, values}: named by the first half of the root. learnt: what its trainer handed
-               over, values: what was encoded, both little-endian float32, of the round's fragment; both empty where
-               others' work is in it (sites), or what waited is averaged (few seats): nothing of that node is compared
+    input-…    msgpack {root, base, learnt, values}: named by the first half of the root. learnt: what its trainer
+               handed over, values: what was encoded, both little-endian float32, of the round's fragment; base: the
+               hash of the value that the round follows, by which it was encoded
 
-Each of a node that no fault struck has to follow, to the bit, from the one before it of the same fragment and from the
-certificate that says what of that was counted, per chunk:
+Encoded again, the values have to be what the node committed to. And they have to follow, to the bit, from the
+contribution before of the same fragment and from the certificate that says what of that was counted, per chunk:
 
     values = learnt + β · residual
     residual = the values less α · learnt   of a chunk that was not counted; nothing where gradients are contributed
              = what encoding lost           of a chunk that was counted; all, of values for which a sparse final has no
                                             place
 
-Values of a node that was struck, or for too many rounds contributed nothing or nothing that was counted, may also be
-what it learnt alone; and of one that was struck, follow from an older one, or from one of which it could not know what
-was counted. Buffers are contributed as they are.
+Buffers are contributed as they are. A node may have begun anew, with what it learnt alone, where
+
+* it has contributed nothing, or nothing that was counted, for more rounds than the manifest says,
+* what the one before stood on was abandoned, and the term is another,
+* it was started again since: then it may also have gone on from an older contribution, if its folder was put back.
+
+A node that came by a state without the finals that led to it, or in whose file of finals bits were flipped, cannot know
+what had no place, or was not counted: work counts once at most, so it takes it for counted.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -31,19 +36,25 @@ import msgspec
 import numpy as np
 
 from shoal.collectives.codecs import F32, chunk_codec, final_chunk_codec
+from shoal.collectives.contribution import EncodedContribution
+from shoal.collectives.dither import Dither
 from shoal.collectives.grid import Grid
-from shoal.protocol.errors import RemoteError
-from shoal.protocol.identity import PeerId
+from shoal.node.audit import INPUT_LIMIT_VALUES
+from shoal.protocol.errors import ShoalError
 from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan
+from shoal.protocol.seats import are_few
 from shoal.protocol.wire import decode
 from shoal.testnet.check import FILE_LIMIT_BYTES, StoredContribution, StoredFinals, Witness
 
+PARTIAL = ".partial"
+
 
 class StoredInput(msgspec.Struct, frozen=True, kw_only=True):
-    """The file `input`."""
+    """A file `input-…`."""
 
     root: bytes
+    base: bytes
     learnt: bytes
     values: bytes
 
@@ -59,9 +70,11 @@ class InputRules:
     fragments: int
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Self:
-        """The rules of a swarm that certifies its rounds."""
+    def of(cls, manifest: Manifest) -> Self | None:
+        """The rules of a swarm that certifies; None where others' work goes along, or seats are few."""
         sync = manifest.sync
+        if manifest.sites_together or are_few(manifest.seats):
+            return None
         return cls(
             error_feedback=sync.error_feedback,
             mixing=sync.applied_mixing or 0.0,
@@ -73,29 +86,34 @@ class InputRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputCheck:
-    """Finding about one contribution. wrong: how many of its values follow from nothing."""
+    """Finding about one contribution. wrong: how many of its values follow from nothing. foreign: it was not encoded of
+    these values.
+    """
 
     node: int
     term: str
     round: int
     wrong: int
+    foreign: bool = False
 
     @property
-    def text(self) -> str:
+    def error(self) -> str | None:
         """What is wrong, as a line."""
-        return (
-            f"round {self.round}: node {self.node} contributed {self.wrong} values that are neither what it learnt nor "
-            "what no round had counted"
-        )
+        of = f"node {self.node}: of its contribution to round {self.round}"
+        if self.foreign:
+            return f"{of} the values are not those that it sent"
+        return f"{of} {self.wrong} values do not follow from what it learnt and what was left" if self.wrong else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Input:
-    """One contribution: what it was made of, and as it was sent; `sent` is None if that is not here any more."""
+    """One contribution: when it was made and of what. sent: as others got it, None if that is not here."""
 
     term: str
     round: int
+    made_at: float
     root: bytes
+    base: bytes
     learnt: F32
     values: F32
     sent: StoredContribution | None
@@ -110,101 +128,153 @@ class _Outcome:
 
 
 def errors_of_inputs(witnesses: Sequence[Witness], last: int, rules: InputRules) -> tuple[str, ...]:
-    """What is wrong with what these nodes contributed up to round `last`, a text each. Takes seconds; blocks."""
-    errors = []
+    """What is wrong with what these nodes contributed up to round `last`, a line each. Takes seconds; blocks."""
+    errors: list[str] = []
     for witness in witnesses:
         try:
-            errors += [one.text for one in check_inputs(witness, witnesses, last, rules) if one.wrong]
-        except (OSError, RemoteError) as error:
-            errors.append(f"node {witness.index}: {error}")
+            errors += filter(None, (one.error for one in check_inputs(witness, witnesses, last, rules)))
+            errors += _without_inputs(witness, last)
+        except (OSError, ShoalError) as error:
+            errors.append(f"node {witness.index}: of its contributions: {error}")
     return tuple(errors)
 
 
 def check_inputs(witness: Witness, witnesses: Sequence[Witness], last: int, rules: InputRules) -> list[InputCheck]:
     """Make again every contribution of a node up to round `last`, by what was counted. Blocks.
 
-    Raises OSError, RemoteError if its files cannot be read.
+    Raises OSError, ShoalError if its files cannot be read.
     """
-    found = []
-    earlier: dict[int, list[_Input]] = defaultdict(list)
-    excluded: dict[int, int] = defaultdict(int)
-    newest = 0
-    for path in sorted(witness.folder.glob("rounds/*/input-*"), key=lambda path: path.stat().st_mtime_ns):
-        made = _read(path)
-        if made.round > last:
-            break
-        if not made.values.size:
-            return []
-        fragment = made.round % rules.fragments
-        before = earlier[fragment]
-        outcomes = {one.root: _outcome(one, witness.peer_id, witnesses) for one in before}
-        if before:
-            since = -(-(made.round - before[-1].round) // rules.fragments)
-            excluded[fragment] = 0 if any(outcomes[before[-1].root].counted) else excluded[fragment] + since
-        stale = max(made.round - newest, excluded[fragment]) > rules.staleness_rounds
-        newest = made.round
-        residuals = _residuals(before if witness.struck else before[-1:], outcomes, witness, rules)
-        expected = [made.learnt + residual for residual in residuals]
-        if not before or stale or witness.struck or made.term != before[-1].term:
-            expected.append(made.learnt)
-        follows = np.zeros(made.values.size, bool)
-        for one in expected:
-            follows |= made.values == one
-        wrong = int(np.count_nonzero(~follows))
-        found.append(InputCheck(node=witness.index, term=made.term, round=made.round, wrong=wrong))
-        before.append(made)
-        del before[: -rules.staleness_rounds - 1]
-    return found
+    history = _History(witness, witnesses, rules)
+    paths = (path for path in witness.folder.glob("rounds/*/input-*") if path.suffix != PARTIAL)
+    return [
+        history.check(_read(path))
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+        if _position(path)[1] <= last
+    ]
+
+
+def _position(path: Path) -> tuple[str, int]:
+    term, _, round = path.parent.name.rpartition("-")
+    return term, int(round)
 
 
 def _read(path: Path) -> _Input:
-    term, _, round = path.parent.name.rpartition("-")
+    term, round = _position(path)
     stored = decode(path.read_bytes(), StoredInput, limit_bytes=FILE_LIMIT_BYTES)
     learnt, values = (np.frombuffer(data, "<f4").astype(np.float32) for data in (stored.learnt, stored.values))
-    if learnt.size != values.size:
-        raise RemoteError(f"{path} holds vectors of different lengths")
-    sent = decode((path.parent / "contribution").read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
+    contribution, sent = path.with_name("contribution"), None
+    if contribution.exists():  # else it ended before it announced anything
+        sent = decode(contribution.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
     return _Input(
         term=term,
-        round=int(round),
+        round=round,
+        made_at=path.stat().st_mtime,
         root=stored.root,
+        base=stored.base,
         learnt=learnt,
         values=values,
-        sent=sent if sent.root == stored.root else None,
+        sent=sent if sent is not None and sent.root == stored.root else None,
     )
 
 
-def _outcome(made: _Input, peer: PeerId, witnesses: Sequence[Witness]) -> _Outcome:
-    """What the certificate of its round says of a contribution, by whoever kept that round: a certified one."""
-    nothing = _Outcome((False,) * (0 if made.sent is None else len(made.sent.chunks)))
-    sound = [witness for witness in witnesses if (made.term, made.round) not in witness.flipped]
-    folders = (witness.folder / "rounds" / f"{made.term}-{made.round}" for witness in sound)
-    folder = next((folder for folder in folders if (folder / "applied").exists()), None)
-    if folder is None:
-        return nothing
-    plan = decode((folder / "plan").read_bytes(), Plan)
-    finals = decode((folder / "finals").read_bytes(), StoredFinals, limit_bytes=FILE_LIMIT_BYTES)
-    place = next((n for n, one in enumerate(plan.participants) if (one.peer, one.root) == (peer, made.root)), None)
-    if place is None:
-        return nothing
-    return _Outcome(tuple(bool(int.from_bytes(bits, "little") >> place & 1) for bits in finals.bitmaps), finals)
+def _without_inputs(witness: Witness, last: int) -> Iterator[str]:
+    """Contributions of which it was not kept what they were made of."""
+    for path in witness.folder.glob("rounds/*/contribution"):
+        sent = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
+        kept = path.with_name(f"input-{sent.root.hex()[:16]}").exists()
+        if not kept and sent.numel <= INPUT_LIMIT_VALUES and _position(path)[1] <= last:
+            yield f"node {witness.index}: of its contribution to round {_position(path)[1]} nothing says what is in it"
 
 
-def _residuals(
-    before: Sequence[_Input], outcomes: dict[bytes, _Outcome], witness: Witness, rules: InputRules
-) -> Iterator[F32]:
-    """β · residual of each contribution from which the next may follow."""
-    for one in before:
-        if one.sent is None:
-            continue
-        outcome = outcomes[one.root]
-        yield _residual(one, one.sent, outcome, rules)
-        kept = not witness.struck and (witness.folder / "rounds" / f"{one.term}-{one.round}" / "applied").exists()
-        if not kept:  # it had no finals, or their file was struck: work counts once at most, so it was counted
-            yield _residual(one, one.sent, _Outcome((True,) * len(outcome.counted)), rules)
+@dataclass(slots=True)
+class _History:
+    """One node's contributions, in the order in which they were made.
+
+    earlier: by fragment. excluded: for how many of its rounds nothing of a fragment was counted. anew: the fragments
+    that may begin anew since the node was away for too long. newest: the round of the last one.
+    """
+
+    witness: Witness
+    witnesses: Sequence[Witness]
+    rules: InputRules
+    earlier: dict[int, list[_Input]] = field(default_factory=lambda: defaultdict(list))
+    excluded: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    anew: set[int] = field(default_factory=set)
+    newest: int = 0
+
+    def check(self, made: _Input) -> InputCheck:
+        """Compare the next one."""
+        fragment = made.round % self.rules.fragments
+        before = self.earlier[fragment]
+        if made.round - self.newest > self.rules.staleness_rounds:
+            self.anew |= set(range(self.rules.fragments))
+        wrong = min(self._differ(made, before, self._may_begin_anew(made, fragment)), default=made.values.size)
+        self.anew.discard(fragment)
+        self.newest = made.round
+        before.append(made)
+        sent, foreign = made.sent, False
+        if sent is not None:
+            dither = Dither(made.base, "contribution", self.witness.peer_id)
+            grid = Grid(sent.numel, sent.chunk_values)
+            foreign = EncodedContribution.encode(made.values, grid, sent.codec, dither=dither).root != made.root
+        return InputCheck(node=self.witness.index, term=made.term, round=made.round, wrong=wrong, foreign=foreign)
+
+    def _may_begin_anew(self, made: _Input, fragment: int) -> bool:
+        before = self.earlier[fragment]
+        if not before or made.term != before[-1].term:
+            self.excluded[fragment] = 0
+            return True
+        since = -(-(made.round - before[-1].round) // self.rules.fragments)
+        self.excluded[fragment] = 0 if any(self._outcome(before[-1]).counted) else self.excluded[fragment] + since
+        stale = self.excluded[fragment] > self.rules.staleness_rounds
+        return stale or fragment in self.anew or self._started_again(before[-1], made)
+
+    def _started_again(self, before: _Input, made: _Input) -> bool:
+        """True if the node's process was started between the two, or where that cannot be told by their times."""
+        return any(before.made_at - 1 < began < made.made_at + 1 for began in self.witness.restarts)
+
+    def _differ(self, made: _Input, before: Sequence[_Input], may_begin_anew: bool) -> Iterator[int]:
+        """How many values differ, by each way in which they may follow."""
+        if may_begin_anew:
+            yield int(np.count_nonzero(made.values != made.learnt))
+        again = bool(before) and self._started_again(before[-1], made)
+        for one in reversed(before if again else before[-1:]):
+            if one.sent is not None:
+                yield self._differ_from(made, one, one.sent)
+
+    def _differ_from(self, made: _Input, before: _Input, sent: StoredContribution) -> int:
+        """How many values do not follow from the contribution before; by the better of what it may know, per chunk."""
+        outcome, grid = self._outcome(before), Grid(sent.numel, sent.chunk_values)
+        outcomes = [outcome]
+        if self.witness.flipped or not (_folder(self.witness, before) / "applied").exists():
+            outcomes.append(_Outcome((True,) * len(outcome.counted)))
+        expected = [made.learnt + _residual(before, sent, one, self.rules) for one in outcomes]
+        spans = (slice(*grid.span(chunk)) for chunk in range(grid.chunks))
+        return sum(min(int(np.count_nonzero(made.values[at] != one[at])) for one in expected) for at in spans)
+
+    def _outcome(self, made: _Input) -> _Outcome:
+        """What the certificate of its round says of a contribution, by whoever kept that round: a certified one."""
+        nothing = _Outcome((False,) * (0 if made.sent is None else len(made.sent.chunks)))
+        sound = (witness for witness in self.witnesses if (made.term, made.round) not in witness.flipped)
+        folders = (_folder(witness, made) for witness in sound)
+        folder = next((folder for folder in folders if (folder / "applied").exists()), None)
+        if folder is None:
+            return nothing
+        plan = decode((folder / "plan").read_bytes(), Plan)
+        finals = decode((folder / "finals").read_bytes(), StoredFinals, limit_bytes=FILE_LIMIT_BYTES)
+        mine = (self.witness.peer_id, made.root)
+        place = next((n for n, one in enumerate(plan.participants) if (one.peer, one.root) == mine), None)
+        if place is None:
+            return nothing
+        return _Outcome(tuple(bool(int.from_bytes(bits, "little") >> place & 1) for bits in finals.bitmaps), finals)
+
+
+def _folder(witness: Witness, made: _Input) -> Path:
+    return witness.folder / "rounds" / f"{made.term}-{made.round}"
 
 
 def _residual(made: _Input, sent: StoredContribution, outcome: _Outcome, rules: InputRules) -> F32:
+    """β · residual of a contribution, ``(numel,)``."""
     grid = Grid(sent.numel, sent.chunk_values)
     residual = np.zeros(grid.numel, np.float32)
     for chunk, counted in enumerate(outcome.counted):

@@ -39,8 +39,9 @@ AGENT_WHOLE_S: Final = 300.0
 KEPT: Final = (LOG_NAME, earlier_of(Path(LOG_NAME)).name, "log.txt", "rounds")
 """What all lives of a node are judged by, and is not put back."""
 NOT_COPIED: Final = (*KEPT, "control.path", "lock")
-TRANSFER_ROUNDS: Final = 20
-"""A node that fetches a state has begun to when the swarm is in the fault's round, or in one of so many from there."""
+LATER_ROUNDS: Final = 20
+"""A node that fetches a state has begun to when the swarm is in the fault's round, or in one of so many from there; and
+one that skips a round, as under `gossip`, comes to one of these."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,7 +98,7 @@ def holds_for(scenario: Scenario, index: int, records: list[FaultRecord]) -> tup
     for record in records:
         fault = record.fault
         if fault.phase is not None and record.at is None and scenario.held_node(fault) == index:
-            rounds = range(fault.round, fault.round + (TRANSFER_ROUNDS if fault.phase == "transfer" else 1))
+            rounds = range(fault.round, fault.round + (LATER_ROUNDS if scenario.may_come_later(fault) else 1))
             holds += [Hold(round=number, phase=fault.phase, progress=fault.progress or 0.0) for number in rounds]
     return tuple(dict.fromkeys(holds))
 
@@ -116,7 +117,8 @@ async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[Fault
             await copy_folder(fault, swarm)
         except NetworkError as error:
             record.error = str(error)
-    await swarm.journal.first(lambda entry: _is_moment(fault, held, entry))
+    later = swarm.scenario.may_come_later(fault)
+    await swarm.journal.first(lambda entry: _is_moment(fault, held, entry, later=later))
     record.at = time.time()
     announce(record)
     held_when_stopped = fault.kind == "continue" and _stopped_in_a_hold(fault, swarm)
@@ -167,11 +169,11 @@ def _stopped_in_a_hold(fault: Fault, swarm: Stage) -> bool:
 
 def has_begun(fault: Fault, swarm: Stage) -> bool:
     """True if the fault's moment is in the journal, be its task awake already or not."""
-    held = swarm.scenario.held_node(fault)
-    return any(_is_moment(fault, held, entry) for entry in swarm.journal.entries)
+    held, later = swarm.scenario.held_node(fault), swarm.scenario.may_come_later(fault)
+    return any(_is_moment(fault, held, entry, later=later) for entry in swarm.journal.entries)
 
 
-def _is_moment(fault: Fault, held: int | None, entry: Entry) -> bool:
+def _is_moment(fault: Fault, held: int | None, entry: Entry, *, later: bool) -> bool:
     event = entry.event
     if held is None:
         begun = round_begun(event)
@@ -180,7 +182,7 @@ def _is_moment(fault: Fault, held: int | None, entry: Entry) -> bool:
         isinstance(event, Holding)
         and entry.node == held
         and event.phase == fault.phase
-        and (event.round >= fault.round if fault.phase == "transfer" else event.round == fault.round)
+        and (event.round >= fault.round if later else event.round == fault.round)
         and event.progress >= round(fault.progress or 0.0, 3)
     )
 
@@ -191,7 +193,7 @@ async def _release(held: int, swarm: Stage, record: FaultRecord) -> None:
     if not node.alive or node.stopped or record.fault.kind in ("kill", *_STARTING_AGAIN):
         return
     try:
-        if record.fault.phase == "transfer":  # in whichever round: it is not to hold again in the next
+        if swarm.scenario.may_come_later(record.fault):  # it is not to hold again in the next round
             await node.ask("hold", *(f"{hold.round}:{hold.phase}:{hold.progress}" for hold in swarm.holds(held)))
         await node.ask("release")
     except NetworkError as error:

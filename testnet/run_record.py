@@ -185,14 +185,14 @@ def alarms(entries: Iterable[Entry], unharmed: Collection[int], *, liar: PeerId 
 
 
 def settle(run_record: RunRecord, witnesses: Iterable[Witness]) -> list[Witness]:
-    """These nodes, each with the rounds whose files must all be there, and with those that were struck."""
-    unharmed = {node.index for node in run_record.unharmed()}
+    """These nodes with what the record says of each: rounds whose files must all be there, strikes, restarts."""
+    lives = {node.index: node.lives for node in run_record.nodes}
     return [
         replace(
             one,
             settled=settled_rounds(run_record, one.index),
             flipped=flipped_rounds(run_record, one.index),
-            struck=one.index not in unharmed,
+            restarts=tuple(start for start, _ in lives.get(one.index, ())[1:]),
         )
         for one in witnesses
     ]
@@ -201,7 +201,8 @@ def settle(run_record: RunRecord, witnesses: Iterable[Witness]) -> list[Witness]
 def flipped_rounds(run_record: RunRecord, index: int) -> frozenset[tuple[str, int]]:
     """The (term, round)s that a node certified next after bits in its files were flipped."""
     ended = [event for node, event in run_record.certified() if node == index]
-    struck = (one for one in run_record.faults if one.fault.kind == "corrupt" and index in one.fault.struck)
+    corrupted = (one for one in run_record.faults if one.fault.kind == "corrupt" and one.error is None)
+    struck = (one for one in corrupted if index in one.fault.struck)
     following = ([event for event in ended if one.at is not None and event.at >= one.at] for one in struck)
     first = (min(events, key=lambda event: event.at) for events in following if events)
     return frozenset((event.term, event.round) for event in first)

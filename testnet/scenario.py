@@ -280,6 +280,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """True if a node's wall clock is to be set."""
         return any(fault.kind == "clock" for fault in self.faults)
 
+    def may_come_later(self, fault: Fault) -> bool:
+        """True if the fault's point may be in a later round than it says: a transfer's, or where nodes skip rounds."""
+        return fault.phase == "transfer" or not self.synchronisation.certifies
+
     def held_node(self, fault: Fault) -> int | None:
         """Node that holds at the fault's point: its target, or the first that goes on if it strikes no running node.
 

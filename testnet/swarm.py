@@ -502,7 +502,8 @@ class Testnet(Fleet):
         strategy = self.scenario.synchronisation
         if strategy.certifies:
             check = check_swarm(witnesses, run_record.certified_rounds())
-            inputs = errors_of_inputs(witnesses, run_record.last_round, InputRules.of(self._manifest()))
+            rules = InputRules.of(self._manifest())
+            inputs = () if rules is None else errors_of_inputs(witnesses, run_record.last_round, rules)
             check = replace(check, inputs=inputs)
         elif strategy.exchanges_models:
             check = check_gossip(witnesses, run_record.certified_rounds(), GossipSettings.of(self._manifest().sync))

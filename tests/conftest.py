@@ -31,11 +31,11 @@ settings.load_profile("any machine")
 LIMIT_S, LONG_LIMIT_S = 300.0, 1500.0
 """For a test, by the clock on the wall, and for one marked `long`: so that one that waits for ever fails. What runs of
 trio's in the main thread is cancelled then."""
-IDLE_S = 1.0
-"""For which the process of the tests rests at its end."""
 GRACE_S = 60.0
 """After that: a run that waits for what cannot be cancelled, a thread for instance, is ended where it is, and so is
 what a test leaves to be done. Whoever is not over even then ends the process (`faulthandler_timeout`)."""
+IDLE_S = 1.0
+"""For so long a process of `make test` rests at its end."""
 LATE = "it is not over in time; where each thread and task was is in what it wrote to standard error"
 
 
@@ -177,6 +177,8 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def _no_thread_works_on() -> Iterator[None]:
     """A thread that no test waits for any more, and that works on, would slow all that follow it."""
     yield
+    if "PYTEST_XDIST_WORKER" not in os.environ or threading.active_count() == 1:
+        return
     began = time.process_time()
     time.sleep(IDLE_S)
     worked_s = time.process_time() - began

@@ -85,9 +85,8 @@ def judged(report: Report, programs: Mapping[int, Program]) -> Report:
     nodes = (replace(n, absent_at_end=False) if n.index in following else n for n in report.nodes if n is not liar)
     expected = [f"no fault struck node {i}, and its trainer died: " for i, program in programs.items() if program.dies]
     expected += [] if liar is None else [f" has proof that {liar.peer_id} lied in round "]
-    unverified = report.unverified
-    if liar is not None:
-        unverified = tuple(text for text in unverified if f": node {liar.index} contributed " not in text)
+    of_liar = "" if liar is None else f"node {liar.index}: of its contribution"
+    unverified = tuple(text for text in report.unverified if not (of_liar and text.startswith(of_liar)))
     return replace(
         report,
         unverified=unverified,

@@ -243,14 +243,14 @@ class Participation:
     def _make(self, event: Contribution, handed: Sequence[HandedWork]) -> Made:
         if not event.tokens:
             raise LocalError("its inner steps counted no tokens; every loss may have been infinite or not a number")
-        fragment, base = self._contributions.fragment(event.round), self._state_store.head.hash
+        fragment, head = self._contributions.fragment(event.round), self._state_store.head
         values = self._training_client.pseudo_gradient(fragment.numel)
         state = self._state_store.state
         anchor = state.anchor if isinstance(state, CertifiedState) else None
         made = self._contributions.make(
-            event.round, event.number, event.tokens, values, base=base, handed=handed, anchor=anchor
+            event.round, event.number, event.tokens, values, base=head.hash, handed=handed, anchor=anchor
         )
-        self._p.audit.made_of(self._state_store.head.next_term, made, values)
+        self._p.audit.made_of(head.next_term, made, values)
         return made
 
     # -- the reduction ---------------------------------------------------------------------------------------

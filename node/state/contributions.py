@@ -343,7 +343,7 @@ class Contributions:
             return
         made, included, finals = left.settled
         # Of a final that its disk has changed since, nothing is known, and what it decodes to may be no values at all.
-        final = finals.chunks[chunk].encoded if finals is not None and finals.chunks[chunk].intact else None
+        final = finals.chunks[chunk].encoded if finals is not None and finals.chunks[chunk].values_intact else None
         residual_of_chunk(made.values, made.encoded, chunk, included[chunk], out, final=final)
         if not included[chunk] and self._gradients:
             out.fill(0)

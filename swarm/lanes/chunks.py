@@ -194,6 +194,7 @@ class ChunkExchange:
     def __init__(self, *, post: Post, lookup: Lookup) -> None:
         self._post = post
         self._lookup = lookup
+        self._told = False  # that something could not be read
         self._lock = threading.Lock()
         self._incoming: dict[tuple[PeerId, ChunkRef], _Incoming] = {}
         self._fetches: list[ChunkFetch] = []
@@ -259,7 +260,9 @@ class ChunkExchange:
         try:
             return self._lookup(ref)
         except Exception:
-            logger.debug("chunk %d of %s cannot be read", ref.chunk, ref.scope.hex(), exc_info=True)
+            level = logging.DEBUG if self._told else logging.WARNING  # others may ask again and again
+            logger.log(level, "chunk %d of %s cannot be read", ref.chunk, ref.scope.hex(), exc_info=True)
+            self._told = True
             return None
 
     def _due(self, header: FrameHeader) -> Frame:

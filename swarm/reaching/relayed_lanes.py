@@ -44,8 +44,8 @@ PEER_LANE_LIMIT = 32
 LANE_LIMIT_BYTES = 1 << 40
 IDLE_LIMIT_S = 3600.0
 """Without a byte one way."""
-TAKE_LIMIT_S = 120.0
-"""For COPY_BYTES to be taken by an end; slower than 2 kB/s is no lane."""
+TAKEN_BYTES, TAKE_LIMIT_S = 32 << 10, 120.0
+"""So many bytes an end takes within this time, or the passage is over."""
 MEET_S = 10.0
 """From the tickets until both have come."""
 
@@ -178,8 +178,9 @@ class RelayedLaneServer:
                 relayed_lane.left_bytes -= len(data)
                 self.bytes_passed += len(data)
                 await trio.sleep(self._upload.reserve(len(data)))
-                with trio.fail_after(TAKE_LIMIT_S):
-                    await sink.send_all(data)
+                for at in range(0, len(data), TAKEN_BYTES):
+                    with trio.fail_after(TAKE_LIMIT_S):
+                        await sink.send_all(data[at : at + TAKEN_BYTES])
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, OSError) as error:
             logger.debug("a passage between %s and %s ended: %r", *relayed_lane.ends, error)
         scope.cancel()

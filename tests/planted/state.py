@@ -33,7 +33,7 @@ STATE: tuple[Bug, ...] = (
         "a bit that is flipped in a file of finals ends a node that contributes the largest values alone",
         "tests/node/test_sparse_contributions.py"
         "::test_final_in_whose_file_a_bit_was_flipped_costs_its_chunk_what_had_no_place_and_the_node_nothing_else",
-        "if finals is not None and finals.chunks[chunk].intact else None",
+        "if finals is not None and finals.chunks[chunk].values_intact else None",
         "if finals is not None else None",
     ),
     bug(
@@ -249,7 +249,8 @@ STATE: tuple[Bug, ...] = (
         "tests/node/test_swarm_in_a_box.py::test_what_a_node_alone_knows_of_a_round_is_safe_before_the_certificate_is",
         """
         path.mkdir(mode, exist_ok=True)
-        sync_folder(path.parent)
+        with contextlib.suppress(PermissionError):  # a folder in which one may make others, and read nothing
+            sync_folder(path.parent)
         """,
         """
         path.mkdir(mode, exist_ok=True)

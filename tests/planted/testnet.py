@@ -7,15 +7,27 @@ from tests.planted.bugs import Bug, bug
 TESTNET: tuple[Bug, ...] = (
     bug(
         "the verdict lets anyone forget what no round has counted",
-        "tests/testnet/test_check_inputs.py::test_who_begins_anew_without_having_been_struck_has_lost_something",
-        "if not before or stale or witness.struck or made.term != before[-1].term:",
+        "tests/testnet/test_check_inputs.py::test_who_begins_anew_without_a_restart_has_lost_something",
+        "return stale or fragment in self.anew or self._started_again(before[-1], made)",
+        "return True",
+    ),
+    bug(
+        "the verdict lets a node take work for counted that is not",
+        "tests/testnet/test_check_inputs.py::test_what_is_counted_twice_or_never_is_seen",
+        'if self.witness.flipped or not (_folder(self.witness, before) / "applied").exists():',
         "if True:",
     ),
     bug(
-        "the verdict does not see work that is counted once more",
-        "tests/testnet/test_check_inputs.py::test_what_is_counted_twice_or_never_is_seen",
-        "if not kept:  # it had no finals, or their file was struck: work counts once at most, so it was counted",
-        "if True:",
+        "the verdict calls it an error that a node came by a state without its finals",
+        "tests/testnet/test_check_inputs.py::test_who_came_by_a_state_without_its_finals_takes_its_work_for_counted",
+        'if self.witness.flipped or not (_folder(self.witness, before) / "applied").exists():',
+        "if False:",
+    ),
+    bug(
+        "the verdict lets a node send something else than what it learnt",
+        "tests/testnet/test_check_inputs.py::test_what_was_not_encoded_of_the_values_is_seen",
+        "sent.codec, dither=dither).root != made.root",
+        "sent.codec, dither=dither).root == b''",
     ),
     bug(
         "the verdict believes all of a node in whose files bits were flipped",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +19,12 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.node.audit import INPUT_LIMIT_VALUES, AuditTrail
 from shoal.node.state.contributions import Contributions, Made
-from shoal.protocol.identity import Identity, PeerId
+from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Participant, Term
 from shoal.protocol.wire import canonical
 from shoal.testnet.check import Witness
-from shoal.testnet.check_inputs import InputRules, check_inputs, errors_of_inputs
+from shoal.testnet.check_inputs import PARTIAL, InputCheck, InputRules, check_inputs, errors_of_inputs
+from tests.manifests import manifest_of
 from tests.round_messages import plan_with
 
 GRID = Grid(10_000, 4096)
@@ -99,12 +101,23 @@ class Node:
         (folder / "plan").write_bytes(canonical(plan))
         (folder / "finals").write_bytes(msgspec.msgpack.encode(body))
         (folder / "applied").write_bytes(b"")
-        return SimpleNamespace(chunks=[SimpleNamespace(encoded=chunk, intact=True) for chunk in chunks])
+        return SimpleNamespace(chunks=[SimpleNamespace(encoded=chunk, values_intact=True) for chunk in chunks])
 
-    def wrong(self, *, struck: bool = False) -> list[int]:
-        """How many values are wrong, by round."""
-        witness = Witness(index=0, peer_id=ME, folder=self.folder, struck=struck)
-        return [one.wrong for one in check_inputs(witness, [witness], 99, self.rules)]
+    def wrong(self, *restarts: float) -> list[int]:
+        """How many values are wrong, by round. restarts: before which rounds the node was started again."""
+        return [one.wrong for one in self.checks(*restarts)]
+
+    def checks(self, *restarts: float) -> list[InputCheck]:
+        """The findings, by round; made_at is the round's number in thousands of seconds."""
+        for path in self.folder.glob("rounds/*/input-*"):
+            at = 1000.0 * int(path.parent.name.rpartition("-")[2])
+            os.utime(path, (at, at))
+        witness = self.witness(restarts=tuple(1000 * round - 500.0 for round in restarts))
+        return check_inputs(witness, [witness], 99, self.rules)
+
+    def witness(self, **given: Any) -> Witness:
+        """The node as the check knows it."""
+        return Witness(index=3, peer_id=ME, folder=self.folder, **given)
 
 
 def _other(round: int, numel: int) -> F32:
@@ -124,32 +137,41 @@ def test_contributions_of_a_node_follow_from_what_it_learnt_and_what_was_counted
     for bits in MANY:
         node.go_through(bits)
     assert node.wrong() == [0] * len(MANY)
-    assert node.wrong(struck=True) == [0] * len(MANY)
+    assert not any(one.foreign for one in node.checks())
+    assert errors_of_inputs([node.witness()], 99, node.rules) == ()
 
 
-def change(folder: Path, value: Callable[[F32], F32]) -> None:
-    """Have the values of a contribution be others than it was made of."""
+def change(folder: Path, **changes: Callable[[bytes], bytes]) -> None:
+    """Have other things be kept of what a contribution was made of."""
     (path,) = folder.glob("input-*")
     body = msgspec.msgpack.decode(path.read_bytes())
-    body["values"] = value(np.frombuffer(body["values"], np.float32).copy()).tobytes()
-    path.write_bytes(msgspec.msgpack.encode(body))
+    path.write_bytes(msgspec.msgpack.encode(body | {name: new(body[name]) for name, new in changes.items()}))
+
+
+def one_bit(data: bytes) -> bytes:
+    values = np.frombuffer(data, np.uint32).copy()
+    values[5] ^= 1
+    return values.tobytes()
 
 
 def test_one_value_that_follows_from_nothing_is_seen(node: Node) -> None:
     node.go_through((True, False, True))
-    folder = node.go_through((True, True, True))
-
-    def one_bit(values: F32) -> F32:
-        values.view(np.uint32)[5] ^= 1
-        return values
-
-    change(folder, one_bit)
+    change(node.go_through((True, True, True)), learnt=one_bit)
     assert node.wrong() == [0, 1]
-    assert node.wrong(struck=True) == [0, 1]
-    witness = Witness(index=3, peer_id=ME, folder=node.folder)
-    assert errors_of_inputs([witness], 1, node.rules) == ()
-    assert errors_of_inputs([witness], 2, node.rules) == (
-        "round 2: node 3 contributed 1 values that are neither what it learnt nor what no round had counted",
+    assert errors_of_inputs([node.witness()], 1, node.rules) == ()
+    assert errors_of_inputs([node.witness()], 2, node.rules) == (
+        "node 3: of its contribution to round 2 1 values do not follow from what it learnt and what was left",
+    )
+
+
+def test_what_was_not_encoded_of_the_values_is_seen(node: Node) -> None:
+    def more(data: bytes) -> bytes:
+        return (np.frombuffer(data, np.float32) + np.float32(1)).tobytes()
+
+    change(node.go_through((True, True, True)), learnt=more, values=more)
+    assert [(one.wrong, one.foreign) for one in node.checks()] == [(0, True)]
+    assert errors_of_inputs([node.witness()], 9, node.rules) == (
+        "node 3: of its contribution to round 1 the values are not those that it sent",
     )
 
 
@@ -165,19 +187,44 @@ def test_what_is_counted_twice_or_never_is_seen(tmp_path: Path, name: str, certi
     for _ in range(rules.fragments):
         node.go_through((True, True, True))
     assert all(wrong > 50 for wrong in node.wrong()[rules.fragments :])
-    if certified:
-        assert all(wrong > 50 for wrong in node.wrong(struck=True)[rules.fragments :])
+    assert all(wrong > 50 for wrong in node.wrong(1 + rules.fragments)[rules.fragments :])
 
 
-def test_who_begins_anew_without_having_been_struck_has_lost_something(node: Node) -> None:
-    node.go_through((False, False, False))
-    node.go_through((False, False, False))
+def test_who_begins_anew_without_a_restart_has_lost_something(node: Node) -> None:
+    for _ in range(2):
+        node.go_through((False, False, False))
     node.begin()
-    node.round = 2
     node.go_through((True, True, True))
     loses_nothing = node.rules.gradients  # of which nothing comes again
     assert (node.wrong()[2] == 0) == loses_nothing
-    assert node.wrong(struck=True) == [0, 0, 0]
+    assert (node.wrong(2)[2] == 0) == (loses_nothing or node.rules.fragments == 2), "its last restart was before that"
+    assert node.wrong(3) == [0, 0, 0]
+
+
+def test_who_was_put_back_goes_on_from_an_older_contribution_and_nobody_else(tmp_path: Path) -> None:
+    node = Node(tmp_path, *STRATEGIES["diloco-int8"])
+    node.go_through((False, True, True))
+    saved = node.parts._left[0].settled
+    for _ in range(4):
+        node.go_through((False, True, True))
+    node.begin()
+    node.parts._left[0].settled = saved
+    node.go_through((True, True, True))
+    assert node.wrong()[5] > 1000
+    assert node.wrong(6) == [0] * 6
+
+
+def test_who_came_by_a_state_without_its_finals_takes_its_work_for_counted(tmp_path: Path) -> None:
+    node = Node(tmp_path / "a", *STRATEGIES["diloco-int8"])
+    folder = node.go_through((False, False, False), believed=(True, True, True))
+    node.go_through((True, True, True))
+    assert node.wrong()[1] > 1000
+    other = tmp_path / "b" / "rounds" / folder.name
+    other.mkdir(parents=True)
+    for name in ("plan", "finals", "applied"):
+        (folder / name).rename(other / name)
+    both = [node.witness(), Witness(index=4, peer_id=OTHER, folder=tmp_path / "b")]
+    assert [one.wrong for one in check_inputs(both[0], both, 99, node.rules)] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -186,13 +233,16 @@ def test_who_begins_anew_without_having_been_struck_has_lost_something(node: Nod
 def test_who_contributes_nothing_for_too_many_rounds_begins_anew_and_nobody_before(
     tmp_path: Path, name: str, missed: int
 ) -> None:
+    """With all fragments: each of them, when its turn comes."""
     node = Node(tmp_path, *STRATEGIES[name])
     for _ in range(2):
         node.go_through((True, False, True))
     node.begin()
     node.round += missed
-    node.go_through((True, True, True))
-    assert (node.wrong()[2] == 0) == (missed >= node.rules.staleness_rounds)
+    for _ in range(node.rules.fragments):
+        node.go_through((True, True, True))
+    begins_anew = missed >= node.rules.staleness_rounds
+    assert [wrong == 0 for wrong in node.wrong()[2:]] == [begins_anew] * node.rules.fragments
 
 
 def test_values_for_which_a_sparse_final_has_no_place_come_again(tmp_path: Path) -> None:
@@ -208,12 +258,36 @@ def test_values_for_which_a_sparse_final_has_no_place_come_again(tmp_path: Path)
     assert node.wrong()[1] > 10
 
 
-def test_of_what_is_not_a_node_s_own_alone_and_of_large_ones_nothing_is_compared(tmp_path: Path) -> None:
+def test_what_a_node_left_unfinished_when_it_ended_is_no_error_and_what_it_kept_nothing_of_is(tmp_path: Path) -> None:
     node = Node(tmp_path, *STRATEGIES["diloco-int8"])
     folder = node.go_through((True, True, True))
-    made = node.parts.make(2, 2, 10, np.ones(GRID.numel, np.float32), base=bytes(32))
-    node.trail.contribution(Term(), made)
-    node.trail.made_of(Term(), replace(made, handed=(PeerId(OTHER),)), np.ones(GRID.numel, np.float32))
-    assert node.wrong() == []
+    learnt = np.ones(GRID.numel, np.float32)
+    made = node.parts.make(2, 2, 10, learnt, base=bytes(32))
+    node.trail.made_of(Term(), made, learnt)
+    (folder / f"input-{bytes(8).hex()}.partial").write_bytes(b"half")
+    node.parts.settle(2, None)
+    assert errors_of_inputs([node.witness()], 9, node.rules) == ()
+    (kept,) = (path for path in folder.glob("input-*") if path.suffix != PARTIAL)
+    kept.unlink()
+    assert errors_of_inputs([node.witness()], 9, node.rules)[-1:] == (
+        "node 3: of its contribution to round 1 nothing says what is in it",
+    )
+    assert errors_of_inputs([node.witness()], 0, node.rules) == ()
+
+
+def test_of_large_contributions_nothing_is_kept(tmp_path: Path) -> None:
+    node = Node(tmp_path, *STRATEGIES["diloco-int8"])
+    made = node.parts.make(1, 1, 10, np.ones(GRID.numel, np.float32), base=bytes(32))
     node.trail.made_of(Term(), made, np.zeros(INPUT_LIMIT_VALUES + 1, np.float32))
-    assert len(list(folder.parent.glob("*/input-*"))) == 2
+    assert not (tmp_path / "rounds").exists()
+
+
+def test_rules_are_the_manifests_and_there_are_none_where_others_work_goes_along() -> None:
+    streaming = {"strategy": "streaming", "fragments": 4, "inner_steps": 20, "mixing": 0.25}
+    rules = InputRules.of(manifest_of([ME], {"sync": streaming, "round": {"staleness_rounds": 5}}))
+    assert rules == InputRules(error_feedback=1.0, mixing=0.25, gradients=False, staleness_rounds=5, fragments=4)
+    ddp = InputRules.of(manifest_of([ME], {"sync": {"strategy": "ddp", "inner_steps": 1}}))
+    assert ddp is not None
+    assert (ddp.gradients, ddp.fragments) == (True, 1)
+    sites = {"membership": {"sites": "together"}}
+    assert InputRules.of(manifest_of([ME], sites)) is None

@@ -56,7 +56,7 @@ from shoal.protocol.messages import Certificate
 from shoal.protocol.strategies.table import STRATEGIES
 from shoal.protocol.voting import FaultModel, are_enough
 from shoal.testnet import swarm
-from shoal.testnet.faults import TRANSFER_ROUNDS, FaultRecord, has_begun, holds_for
+from shoal.testnet.faults import LATER_ROUNDS, FaultRecord, has_begun, holds_for
 from shoal.testnet.journal import Journal
 from shoal.testnet.links.wan_profiles import PROFILES
 from shoal.testnet.nodes import Launch, Runtime, node_command
@@ -296,7 +296,7 @@ def test_who_fetches_a_state_holds_for_what_happens_in_a_transfer() -> None:
     records = [FaultRecord(fault=join, at=1.0, done=True), FaultRecord(fault=fault)]
     # In which round it gets there is not known before.
     assert holds_for(scenario, 4, records) == tuple(
-        Hold(round=3 + more, phase="transfer", progress=0.5) for more in range(TRANSFER_ROUNDS)
+        Hold(round=3 + more, phase="transfer", progress=0.5) for more in range(LATER_ROUNDS)
     )
     assert holds_for(scenario, 0, records) == ()
 
@@ -537,6 +537,9 @@ def test_what_a_liar_misses_and_is_convicted_of_is_no_failure_and_what_an_honest
     proof = f"node 1 has proof that {LIAR.peer_id} lied in round 2: equivocation"
     told = remains.judged(nodes=(*remains.report.nodes[:4], liar), unaffected_absent=(4,), alarms=(proof,))
     assert told.problems == ()
+    wrong = "node {}: of its contribution to round 2 5 values do not follow from what it learnt and what was left"
+    assert remains.judged(unverified=(wrong.format(4),)).problems == ()
+    assert remains.judged(unverified=(wrong.format(1),)).problems == (wrong.format(1),)
     missed = msgspec.structs.replace(remains.report.nodes[1], missed=(2, 3))
     nodes = (remains.report.nodes[0], missed, *remains.report.nodes[2:])
     proof = f"node 1 has proof that {HONEST[2].peer_id} lied in round 2: equivocation"

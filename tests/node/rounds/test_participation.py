@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import trio
@@ -34,7 +35,13 @@ class Part:
     """A founder's part in the rounds that a ledger certifies; the trainer's orders are noted."""
 
     def __init__(
-        self, rounds: int, *, error_feedback: float = 1.0, balances: bool = False, seats: int = MEMBER_LIMIT
+        self,
+        rounds: int,
+        *,
+        error_feedback: float = 1.0,
+        balances: bool = False,
+        seats: int = MEMBER_LIMIT,
+        audit: AuditTrail | None = None,
     ) -> None:
         self.ledger = Ledger(codec="fp32")
         self.ledger.certify(rounds)
@@ -70,7 +77,7 @@ class Part:
             store=SimpleNamespace(folder=Path(tempfile.gettempdir())),
             resumption=SimpleNamespace(restore_trainer=self._restore, stands_on=lambda value: None),
             site=no_site(),
-            audit=AuditTrail(Path(), enabled=False),
+            audit=audit or AuditTrail(Path(), enabled=False),
         )
         self.part = Participation(parts, Fragments(GRID), RoundObserver)  # type: ignore[arg-type]
 
@@ -135,6 +142,25 @@ def test_what_waited_for_a_seat_weighs_by_what_the_round_has_left_of_it() -> Non
     assert 0.2 < same.mean() < 0.8
     expected = (vector(3) + weight * vector(2)) / (1 + weight)
     np.testing.assert_allclose(made.values, expected, rtol=0, atol=1e-6)
+
+
+def test_what_a_contribution_is_made_of_is_kept_in_test_mode(tmp_path: Path) -> None:
+    here = Part(1, audit=AuditTrail(tmp_path, enabled=True))
+    for round in (2, 3):
+        here.values = vector(round)
+        here.stand()
+        event = Contribution(
+            number=round, round=round, tokens=100, steps=1, loss=0.0, seconds=0.0, tokens_per_s=0.0, order=0
+        )
+        made = here.part._make(event, [])
+        here.ledger.certify()
+        here.settle()
+        (path,) = (tmp_path / f"0.0-{round}").iterdir()
+        assert path.name == f"input-{made.encoded.root.hex()[:16]}"
+        kept = msgspec.msgpack.decode(path.read_bytes())
+        assert (kept["root"], kept["base"]) == (made.encoded.root, here.state_store.head.hash)
+        assert (kept["learnt"], kept["values"]) == (vector(round).tobytes(), made.values.tobytes())
+    assert kept["values"] == (vector(3) + vector(2)).tobytes(), "no round counted this node's of the second"
 
 
 @pytest.mark.parametrize(("missed", "dropped"), [(2, False), (3, True)])
