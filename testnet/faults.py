@@ -126,7 +126,7 @@ async def carry_out(record: FaultRecord, swarm: Stage, announce: Callable[[Fault
         if record.error is None:
             await strike(fault, swarm)
         if held_when_stopped:
-            await swarm.node(fault.target).ask("release")
+            await _let_go(fault.target, swarm, again=not later)
     except NetworkError as error:
         record.error = str(error)
     if held is not None:
@@ -193,12 +193,18 @@ async def _release(held: int, swarm: Stage, record: FaultRecord) -> None:
     if not node.alive or node.stopped or record.fault.kind in ("kill", *_STARTING_AGAIN):
         return
     try:
-        if swarm.scenario.may_come_later(record.fault):  # it is not to hold again in the next round
-            await node.ask("hold", *(f"{hold.round}:{hold.phase}:{hold.progress}" for hold in swarm.holds(held)))
-        await node.ask("release")
+        await _let_go(held, swarm, again=not swarm.scenario.may_come_later(record.fault))
     except NetworkError as error:
         if node.alive and record.fault.kind != "leave":
             record.error = record.error or str(error)
+
+
+async def _let_go(index: int, swarm: Stage, *, again: bool) -> None:
+    """End a node's hold. again: it is to hold wherever else it was told to, and not for faults to come alone."""
+    node = swarm.node(index)
+    if not again:
+        await node.ask("hold", *(f"{hold.round}:{hold.phase}:{hold.progress}" for hold in swarm.holds(index)))
+    await node.ask("release")
 
 
 def kill(node: NodeProcess) -> None:

@@ -9,7 +9,10 @@ import msgspec
 import pytest
 
 from shoal.node.options import HOLD_PHASES
+from shoal.node.reporting.events import Holding
 from shoal.protocol.errors import ConfigError
+from shoal.testnet.faults import LATER_ROUNDS, FaultRecord, _is_moment, holds_for
+from shoal.testnet.journal import Entry
 from shoal.testnet.links.namespaces import Uplink
 from shoal.testnet.scenario import (
     COPY_ROUNDS,
@@ -213,6 +216,24 @@ def test_who_is_paused_holds_for_nothing_since_it_may_come_to_no_round() -> None
     )
     scenario = Scenario(faults=faults)
     assert [scenario.held_node(fault) for fault in scenario.faults] == [0, 1]
+
+
+@pytest.mark.parametrize(("strategy", "later"), [("gossip", True), ("diloco", False)])
+def test_where_nodes_skip_rounds_a_fault_may_come_in_a_later_one_and_nowhere_else(strategy: str, later: bool) -> None:
+    faults = (Fault(kind="kill", node=1, round=5, phase="train"), Fault(kind="kill", node=1, round=9, phase="transfer"))
+    scenario = Scenario(rounds=9, strategy=strategy, codec="fp32", faults=faults)
+    records = [FaultRecord(fault=fault) for fault in faults]
+    holds = holds_for(scenario, 1, records)
+    rounds = [hold.round for hold in holds if hold.phase == "train"]
+    assert rounds == list(range(5, 5 + (LATER_ROUNDS if later else 1)))
+
+    def begins(round: int) -> Entry:
+        return Entry(1, Holding(at=0.0, round=round, phase="train", progress=0.0))
+
+    assert not _is_moment(faults[0], 1, begins(4), later=scenario.may_come_later(faults[0]))
+    assert _is_moment(faults[0], 1, begins(5), later=scenario.may_come_later(faults[0]))
+    assert _is_moment(faults[0], 1, begins(6), later=scenario.may_come_later(faults[0])) == later
+    assert scenario.may_come_later(faults[1])
 
 
 def test_scenario_survives_its_own_json() -> None:
