@@ -127,30 +127,33 @@ class _Outcome:
     finals: StoredFinals | None = None
 
 
-def errors_of_inputs(witnesses: Sequence[Witness], last: int, rules: InputRules) -> tuple[str, ...]:
-    """What is wrong with what these nodes contributed up to round `last`, a line each. Takes seconds; blocks."""
+def errors_of_inputs(witnesses: Sequence[Witness], last: int, rules: InputRules, *, first: int = 1) -> tuple[str, ...]:
+    """What is wrong with what these nodes contributed to the rounds from `first` to `last`, a line each. Blocks.
+
+    Of rounds before `first` some may be gone: what no contribution before leads to is not compared then.
+    """
     errors: list[str] = []
     for witness in witnesses:
         try:
-            errors += filter(None, (one.error for one in check_inputs(witness, witnesses, last, rules)))
-            errors += _without_inputs(witness, last)
+            errors += filter(None, (one.error for one in check_inputs(witness, witnesses, last, rules, first=first)))
+            errors += _without_inputs(witness, range(first, last + 1))
         except (OSError, ShoalError) as error:
             errors.append(f"node {witness.index}: of its contributions: {error}")
     return tuple(errors)
 
 
-def check_inputs(witness: Witness, witnesses: Sequence[Witness], last: int, rules: InputRules) -> list[InputCheck]:
-    """Make again every contribution of a node up to round `last`, by what was counted. Blocks.
+def check_inputs(
+    witness: Witness, witnesses: Sequence[Witness], last: int, rules: InputRules, *, first: int = 1
+) -> list[InputCheck]:
+    """Make again every contribution of a node to these rounds, by what was counted. Blocks.
 
     Raises OSError, ShoalError if its files cannot be read.
     """
-    history = _History(witness, witnesses, rules)
+    history = _History(witness, witnesses, rules, begins=first == 1)
     paths = (path for path in witness.folder.glob("rounds/*/input-*") if path.suffix != PARTIAL)
-    return [
-        history.check(_read(path))
-        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns)
-        if _position(path)[1] <= last
-    ]
+    made = sorted(paths, key=lambda path: path.stat().st_mtime_ns)
+    found = [history.check(_read(path)) for path in made if _position(path)[1] <= last]
+    return [one for one in found if one.round >= first]
 
 
 def _position(path: Path) -> tuple[str, int]:
@@ -177,12 +180,12 @@ def _read(path: Path) -> _Input:
     )
 
 
-def _without_inputs(witness: Witness, last: int) -> Iterator[str]:
+def _without_inputs(witness: Witness, rounds: range) -> Iterator[str]:
     """Contributions of which it was not kept what they were made of."""
     for path in witness.folder.glob("rounds/*/contribution"):
         sent = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
         kept = path.with_name(f"input-{sent.root.hex()[:16]}").exists()
-        if not kept and sent.numel <= INPUT_LIMIT_VALUES and _position(path)[1] <= last:
+        if not kept and sent.numel <= INPUT_LIMIT_VALUES and _position(path)[1] in rounds:
             yield f"node {witness.index}: of its contribution to round {_position(path)[1]} nothing says what is in it"
 
 
@@ -190,13 +193,15 @@ def _without_inputs(witness: Witness, last: int) -> Iterator[str]:
 class _History:
     """One node's contributions, in the order in which they were made.
 
-    earlier: by fragment. excluded: for how many of its rounds nothing of a fragment was counted. anew: the fragments
-    that may begin anew since the node was away for too long. newest: the round of the last one.
+    begins: the first of all is here; else what the first of a fragment follows from is not known. earlier: by fragment.
+    excluded: for how many of its rounds nothing of a fragment was counted. anew: the fragments that may begin anew as
+    the node was away for too long. newest: the round of the last one.
     """
 
     witness: Witness
     witnesses: Sequence[Witness]
     rules: InputRules
+    begins: bool
     earlier: dict[int, list[_Input]] = field(default_factory=lambda: defaultdict(list))
     excluded: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     anew: set[int] = field(default_factory=set)
@@ -208,7 +213,8 @@ class _History:
         before = self.earlier[fragment]
         if made.round - self.newest > self.rules.staleness_rounds:
             self.anew |= set(range(self.rules.fragments))
-        wrong = min(self._differ(made, before, self._may_begin_anew(made, fragment)), default=made.values.size)
+        ways = self._differ(made, before, self._may_begin_anew(made, fragment))
+        wrong = min(ways, default=made.values.size) if before or self.begins else 0
         self.anew.discard(fragment)
         self.newest = made.round
         before.append(made)

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -51,12 +52,15 @@ from shoal.lab.fork_client import forking
 from shoal.node.reporting.event_files import LOG_NAME, earlier_of
 from shoal.node.state.store import disk_errors
 from shoal.protocol.errors import ConfigError, NetworkError
+from shoal.testnet.check_inputs import InputRules
 from shoal.testnet.interruption import until_interrupted
 from shoal.testnet.nodes import Runtime
 from shoal.testnet.run_folder import replace_earlier_run, write_reports
 
 CERTIFY_SLACK_S: Final = 30.0
 """Beyond its bound a faulted round is waited for so long before its swarm is given up."""
+KEPT_ROUNDS: Final = 8
+"""Of what a run's first contributions follow from."""
 ABREAST: Final = 2
 """So many swarms of a short campaign live at once: what one waits for costs no time, and each has processors enough."""
 REPORT_NAME: Final = "campaign.json"
@@ -178,7 +182,7 @@ class _Course:
 
     async def _do(self, swarm: LivingSwarm, run: Run, gate: int) -> int | None:
         """Do one run, in the round `gate`; returns where the next begins, None if the swarm did not recover."""
-        await trio.to_thread.run_sync(swarm.forget, gate)
+        await trio.to_thread.run_sync(swarm.forget, gate - KEPT_ROUNDS)
         attempt = _Attempt(swarm, run, gate)
         following = None
         trouble: str | None = None
@@ -286,11 +290,14 @@ class _Attempt:
             bound_s=self._bound_s,
             codec=self._swarm.manifest.sync.plan_codec,
             liar=None if self._swarm.liar is None else self._swarm.liar.peer_id,
+            rules=InputRules.of(self._swarm.manifest),
         )
         clocks = {n.index: n.clock.changes for n in self._swarm.nodes if n.clock is not None}
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
         round_s = statistics.median(ends) - self._released_at - strike.held_s if ends else None
-        found = examine(self._swarm.witnesses, window, clocks)
+        starts = {node.index: [life.started_at for life in node.lives] for node in self._swarm.nodes}
+        witnesses = [replace(one, restarts=tuple(starts[one.index][1:])) for one in self._swarm.witnesses]
+        found = examine(witnesses, window, clocks)
         away = self._swarm.group.honest if trouble else ()
         if taken := self._swarm.taken_over(last, away=away):
             found = msgspec.structs.replace(found, problems=(*found.problems, *taken))

@@ -29,6 +29,7 @@ from shoal.protocol.leading import HELD_TIMEOUT_S, RELAY_SETTLE_S, REPLAN_SETTLE
 from shoal.protocol.membership import detection_bound_s
 from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S, doubled
 from shoal.testnet.check import Witness
+from shoal.testnet.check_inputs import InputRules, errors_of_inputs
 from shoal.testnet.journal import Entry
 from shoal.testnet.run_record import alarms
 from shoal.testnet.wall_clock import Change, TrueTimes
@@ -71,7 +72,8 @@ class Window:
     released_at: when the faulted round, for which all nodes had stood still, was let go (wall clock). struck: the
     nodes that faults struck in it; how long it took those says nothing about the protocol. cut: nothing of the others
     may be left out, though some had their lanes cut, or their clocks set. codec: of all rounds. liar: the node that
-    lies, whose word counts for nothing, and who may be left out and convicted.
+    lies, whose word counts for nothing, and who may be left out and convicted. rules: of what comes again of what no
+    round counted; None where contributions are not to be made again.
     """
 
     first: int
@@ -82,6 +84,7 @@ class Window:
     bound_s: float
     codec: str
     liar: PeerId | None = None
+    rules: InputRules | None = None
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +119,9 @@ def examine(nodes: Sequence[Witness], window: Window, clocks: Mapping[int, Seque
     certified = [one for one in verdicts if one.certified]
     broken = [line for node in honest for line in broken_votes(node, window.first, window.last)]
     late = list(_late(entries, window))
+    rules, inputs = window.rules, tuple[str, ...]()
+    if rules is not None:
+        inputs = errors_of_inputs(honest, window.last, rules, first=window.first)
     recoded = [
         f"round {one.check.round}: in codec {one.check.codec}, not {window.codec}"
         for one in certified
@@ -144,7 +150,7 @@ def examine(nodes: Sequence[Witness], window: Window, clocks: Mapping[int, Seque
         forks=sum(one.forked for one in verdicts),
         broken_votes=len(broken),
         late_rounds=len({number for number, _ in late}),
-        unverified=len(recoded) + sum(len(one.check.errors) for one in verdicts),
+        unverified=len(recoded) + len(inputs) + sum(len(one.check.errors) for one in verdicts),
         evicted=len(evicted),
         absent=len(missed),
         coverage=coverage,
@@ -154,6 +160,7 @@ def examine(nodes: Sequence[Witness], window: Window, clocks: Mapping[int, Seque
             *(text for _, text in late),
             *lost,
             *recoded,
+            *inputs,
             *alarms(
                 (entry for entry in entries if entry.event.at >= window.released_at),
                 {node.index for node in honest} - window.struck,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pytest
 import trio
 
@@ -65,6 +66,7 @@ from shoal.protocol.membership import detection_bound_s
 from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S
 from shoal.testnet import fleet
 from shoal.testnet.check import Witness
+from shoal.testnet.check_inputs import InputRules
 from shoal.testnet.nodes import Launch, Life, Runtime
 
 SMALL = Campaign(seed=116894, runs=5, peers=(4,), codecs=("int4",), strategies=("diloco",), short=True, keep=True)
@@ -180,6 +182,7 @@ class Remains:
             Witness(index=int(path.name), peer_id=Identity.load_or_create(path / "node.key").peer_id, folder=path)
             for path in sorted(folder.iterdir())
         )
+        manifest = load_manifest(next(folder.iterdir()) / "swarm.toml")
         self.window = Window(
             first=last.round,
             last=last.round + last.found.rounds_checked - 1,
@@ -187,7 +190,8 @@ class Remains:
             struck=frozenset(),
             cut=False,
             bound_s=last.bound_s,
-            codec=load_manifest(next(folder.iterdir()) / "swarm.toml").sync.plan_codec,
+            codec=manifest.sync.plan_codec,
+            rules=InputRules.of(manifest),
         )
 
     def examine(self) -> Findings:
@@ -210,6 +214,21 @@ def test_untouched_remains_are_faultless(remains: Remains) -> None:
     found = remains.examine()
     assert found.problems == ()
     assert found.rounds_checked == remains.window.last - remains.window.first + 1
+
+
+def test_contribution_that_does_not_follow_from_the_one_before_is_unverified(remains: Remains) -> None:
+    """The node's record of the round before this says that it had learnt something else."""
+    node, before, first = remains.nodes[1], remains.window.first - 1, remains.window.first
+    (path,) = (node.folder / "rounds" / f"0.0-{before}").glob("input-*")
+    body = msgspec.msgpack.decode(path.read_bytes())
+    values = np.frombuffer(body["values"], np.float32) + np.float32(1)
+    path.write_bytes(msgspec.msgpack.encode(body | {"values": values.tobytes()}))
+    found = remains.examine()
+    assert found.unverified == 1
+    assert re.fullmatch(
+        rf"node 1: of its contribution to round {first} \d+ values do not follow from what it learnt and what was left",
+        *found.problems,
+    )
 
 
 def bound(certified: dict[str, Any], event: str, view: int) -> dict[str, Any]:
