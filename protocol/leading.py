@@ -143,12 +143,39 @@ REPLAN_SETTLE_S = 0.2
 reports, other deaths, the word of the accused."""
 HELD_TIMEOUT_S = 4.0
 """Time for a participant to say what it holds, longer in a crowd; who takes longer is evicted too."""
+TRY_AGAIN_S = 1.0
+"""Before those that are too few without whom they lost are tried once more, as they are, after they were; then twice as
+long, and so on: who would help may be on its way, and in one view a lead may begin only so many reductions."""
 REPORT_GRACE_S = 3.0
 REPORT_GRACE_LIMIT_S = 30.0
 """A lead with a quorum of reports waits for the other living participants half as long again as the reduction took,
 but no less and no more than this."""
 
 Order = Plan | Value | Eviction
+
+
+@dataclass(slots=True)
+class _Tried:
+    """Those that a lead tried once more although it had lost some of them, when, and how long it rests before the next
+    time with the same.
+    """
+
+    view: int = -1
+    peers: frozenset[PeerId] = frozenset()
+    at: float = 0.0
+    rest_s: float = 0.0
+
+    def rests(self, view: int, peers: Collection[PeerId], now: float) -> bool:
+        """True if the same were tried just now."""
+        return self._are(view, peers) and now - self.at < self.rest_s
+
+    def note(self, view: int, peers: Collection[PeerId], now: float) -> None:
+        """They are tried."""
+        self.rest_s = 2 * self.rest_s if self._are(view, peers) else TRY_AGAIN_S
+        self.view, self.peers, self.at = view, frozenset(peers), now
+
+    def _are(self, view: int, peers: Collection[PeerId]) -> bool:
+        return (self.view, self.peers) == (view, frozenset(peers))
 
 
 class Lead:
@@ -160,6 +187,7 @@ class Lead:
         self._disputes = Disputes(facts)
         self._blamed: dict[PeerId, float] = {}
         self._quorum_reported = Since()
+        self._tried = _Tried()
         self.eviction: Eviction | None = None
 
     def adopted(self, plan: Plan) -> None:
@@ -181,7 +209,7 @@ class Lead:
         if plan is None or facts.agreement.doubts(plan.hash):
             return self._close_set(now)
         if facts.agreement.counts_nobody(plan.hash):
-            return self._begin_another(plan, frozenset(plan.evicted))
+            return self._begin_another(plan, frozenset(plan.evicted), now)
         reported, lost = facts.reported(plan), facts.lost(plan)
         self._blamed = {peer: self._blamed.get(peer, now) for peer in facts.blamed(plan)}
         waited_s = self._quorum_reported.note(facts.is_quorum(reported), now)
@@ -268,18 +296,23 @@ class Lead:
                 )  # only its deadline doubles
             self.eviction = Eviction(facts.agreement.view, attempt, plan.lineage, evicted, now)
             return self.eviction
-        return self._begin_another(plan, evicted - frozenset(parted))
+        return self._begin_another(plan, evicted - frozenset(parted), now)
 
-    def _begin_another(self, plan: Plan, evicted: frozenset[PeerId]) -> Plan | None:
+    def _begin_another(self, plan: Plan, evicted: frozenset[PeerId], now: float) -> Plan | None:
         """Begin another reduction with everyone there is but these."""
         facts, candidates = self._facts, self._facts.candidates()
         self.eviction = None
         kept = {p: r for p, r in candidates.items() if p not in evicted - {facts.me}}
         if not facts.is_quorum(kept.keys()):
             # Too few without them: whoever is alive is tried again rather than nobody going on.
+            if self._tried.rests(facts.agreement.view, candidates, now):
+                return None
             kept = candidates
         gone = tuple(sorted(evicted - kept.keys()))
-        return self._plan_over(kept, attempt=self._next_attempt(plan), evicted=gone)
+        another = self._plan_over(kept, attempt=self._next_attempt(plan), evicted=gone)
+        if another is not None and kept is candidates:
+            self._tried.note(facts.agreement.view, candidates, now)
+        return another
 
     def _repair(self, plan: Plan, eviction: Eviction, lost: set[PeerId], now: float) -> Order | None:
         """Collect what everyone holds; then say what stands and who does the rest."""
@@ -291,7 +324,7 @@ class Lead:
         gone = {*lost, *late} - eviction.evicted
         unaware = self._unaware(plan, eviction, gone)
         if unaware:
-            return self._begin_another(plan, eviction.evicted | (gone - unaware))
+            return self._begin_another(plan, eviction.evicted | (gone - unaware), now)
         if gone:
             return self._go_on_without(plan, {*eviction.evicted, *gone}, now)
         if silent:

@@ -526,6 +526,13 @@ PROTOCOL: tuple[Bug, ...] = (
         "if len(begun) > 1000 * LINEAGES_LIMIT:",
     ),
     bug(
+        "a lead that has too few begins all the reductions of its view within seconds",
+        "tests/protocol/test_one_word.py"
+        "::test_lead_that_lost_too_many_to_go_on_tries_the_same_again_more_and_more_rarely",
+        "if self._tried.rests(facts.agreement.view, candidates, now):",
+        "if False:",
+    ),
+    bug(
         "who spoke of many plans may speak of no other",
         "tests/protocol/test_one_word.py"
         "::test_reports_and_accusations_of_many_plans_keep_nobody_from_speaking_of_the_next",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -11,6 +12,7 @@ from shoal.lab.signed import moves_of, propose_of, signed_report
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import CloseOff, Effect, Repair, StartReduce
 from shoal.protocol.errors import RemoteError
+from shoal.protocol.leading import TRY_AGAIN_S
 from shoal.protocol.messages import (
     MEMBER_LIMIT,
     ChunkResults,
@@ -214,6 +216,25 @@ def test_lead_begins_only_so_many_reductions_in_a_view() -> None:
     assert last is not None
     revised = msgspec.structs.replace(last, attempt=LINEAGES_LIMIT + 1, origin=last.hash)
     assert any(isinstance(effect, Repair) for effect in member.receive(lead.me, revised, 2.0))
+
+
+def test_lead_that_lost_too_many_to_go_on_tries_the_same_again_more_and_more_rarely() -> None:
+    """Else all the reductions of a view are begun within seconds, and none is left for when others are back."""
+    _, machines, leader, plan = planned(4)
+    machine = machines[leader]
+    lost = frozenset(peer for peer in plan.remaining if peer != machine.me)
+    begun = []
+    for tick in range(1, 600):
+        now = 2.0 + tick / 10
+        another = machine._lead._begin_another(machine.plan, lost, now)
+        if another is not None:
+            assert set(another.remaining) == set(plan.remaining)
+            begun.append(now)
+            machine._adopt(another, now)
+    gaps = [after - before for before, after in itertools.pairwise(begun)]
+    assert len(begun) < LINEAGES_LIMIT
+    assert gaps == pytest.approx([TRY_AGAIN_S * 2**n for n in range(len(gaps))], abs=0.11)
+    assert sum(gaps) > 30
 
 
 # -- words ---------------------------------------------------------------------------------------------------
