@@ -65,7 +65,7 @@ from blake3 import blake3
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.durable import ABSTAIN, PASSED, DurableRecord
 from shoal.protocol.errors import ConfigError, DiskFull, LocalError, RemoteError, StorageError
-from shoal.protocol.folders import make_folder, sync_folder
+from shoal.protocol.folders import sync_folder
 from shoal.protocol.messages import Entry, Term, Value
 from shoal.protocol.private_folder import make_private
 from shoal.protocol.wire import canonical, decode
@@ -520,8 +520,8 @@ class Store:
         with contextlib.ExitStack() as opened:  # all of it, or nothing
             with disk_errors(folder):
                 make_private(folder)
-                for name in ("state", "finals"):
-                    make_folder(folder / name)
+                for name in ("state", "finals"):  # synced with the logs that are made in it
+                    (folder / name).mkdir(exist_ok=True)
             opened.enter_context(locked(folder))
             self._agreement = opened.enter_context(contextlib.closing(RecordLog(folder / "agreement.log")))
             self._chain = opened.enter_context(contextlib.closing(RecordLog(folder / "chain.log")))
