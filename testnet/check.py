@@ -164,7 +164,7 @@ def check_round(witnesses: Sequence[Witness], term: str, number: int) -> RoundCh
 
 def _accounts(witnesses: Sequence[Witness], term: str, number: int, errors: list[str]) -> Iterator[_Account]:
     for witness in witnesses:
-        folder = _folder(witness, term, number)
+        folder = round_folder(witness, term, number)
         if not (folder / "applied").exists():
             if (term, number) in witness.settled:
                 errors.append(f"round {number}: node {witness.index} certified it but kept no applied update")
@@ -191,7 +191,8 @@ def _read_values(path: Path) -> F32:
     return np.frombuffer(data, "<f4", count=len(data) // 4).astype(np.float32, copy=False)
 
 
-def _folder(witness: Witness, term: str, number: int) -> Path:
+def round_folder(witness: Witness, term: str, number: int) -> Path:
+    """Folder of a node in which it kept a round."""
     return witness.folder / "rounds" / f"{term}-{number}"
 
 
@@ -203,7 +204,7 @@ def _truth(
     if len({participant.peer for participant in plan.participants}) != len(plan.participants):
         errors.append(f"round {number}: the plan names a participant twice")
         return None
-    needed = [i for i in plan.contributors() if any(_includes(bitmap, i) for bitmap in bitmaps)]
+    needed = [i for i in plan.contributors() if any(includes(bitmap, i) for bitmap in bitmaps)]
     contributions: dict[PeerId, bytes] = {}
     for place in needed:
         peer = plan.participants[place].peer
@@ -234,7 +235,7 @@ def _contribution(plan: Plan, place: int, witnesses: Sequence[Witness], term: st
     for witness in witnesses:
         if witness.peer_id != participant.peer:
             continue
-        for path in sorted(_folder(witness, term, plan.round).glob("contribution*")):
+        for path in sorted(round_folder(witness, term, plan.round).glob("contribution*")):
             try:
                 stored = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
             except (OSError, RemoteError):
@@ -284,10 +285,11 @@ def _chunks_of_other_bits(account: _Account, truth: Reference) -> list[int]:
 def _inclusion(account: _Account) -> tuple[int, float]:
     """(contributors in at least one chunk, share of the (chunk, contributor) pairs that were included)."""
     bitmaps, places = account.finals.bitmaps, account.plan.contributors()
-    counts = [sum(_includes(bitmap, place) for bitmap in bitmaps) for place in places]
+    counts = [sum(includes(bitmap, place) for bitmap in bitmaps) for place in places]
     pairs = len(places) * len(bitmaps)
     return sum(count > 0 for count in counts), sum(counts) / pairs if pairs else 1.0
 
 
-def _includes(bitmap: bytes, place: int) -> bool:
+def includes(bitmap: bytes, place: int) -> bool:
+    """True if a chunk's bitmap names the participant at this place of the plan."""
     return bool(int.from_bytes(bitmap, "little") >> place & 1)

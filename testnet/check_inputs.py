@@ -45,7 +45,14 @@ from shoal.protocol.manifest import Manifest
 from shoal.protocol.messages import Plan
 from shoal.protocol.seats import are_few
 from shoal.protocol.wire import decode
-from shoal.testnet.check import FILE_LIMIT_BYTES, StoredContribution, StoredFinals, Witness
+from shoal.testnet.check import (
+    FILE_LIMIT_BYTES,
+    StoredContribution,
+    StoredFinals,
+    Witness,
+    includes,
+    round_folder,
+)
 
 PARTIAL = ".partial"
 
@@ -61,7 +68,7 @@ class StoredInput(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRules:
-    """What a manifest says of what comes again. fragments: in how many parts parameters travel."""
+    """Rules of a manifest for what comes again. fragments: in how many parts parameters travel."""
 
     error_feedback: float
     mixing: float
@@ -98,7 +105,7 @@ class InputCheck:
 
     @property
     def error(self) -> str | None:
-        """What is wrong, as a line."""
+        """A line that says what is wrong; None where nothing is."""
         of = f"node {self.node}: of its contribution to round {self.round}"
         if self.foreign:
             return f"{of} the values are not those that it sent"
@@ -121,14 +128,14 @@ class _Input:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Outcome:
-    """What became of a contribution: per chunk, whether it was counted. finals: of its round, where they say more."""
+    """Outcome of a contribution: per chunk, whether it was counted. finals: of its round, where they say more."""
 
     counted: tuple[bool, ...]
     finals: StoredFinals | None = None
 
 
 def errors_of_inputs(witnesses: Sequence[Witness], last: int, rules: InputRules, *, first: int = 1) -> tuple[str, ...]:
-    """What is wrong with what these nodes contributed to the rounds from `first` to `last`, a line each. Blocks.
+    """Lines that say what is wrong with what these nodes contributed to the rounds `first` to `last`. Blocks.
 
     Of rounds before `first` some may be gone: what no contribution before leads to is not compared then.
     """
@@ -252,17 +259,17 @@ class _History:
         """How many values do not follow from the contribution before; by the better of what it may know, per chunk."""
         outcome, grid = self._outcome(before), Grid(sent.numel, sent.chunk_values)
         outcomes = [outcome]
-        if self.witness.flipped or not (_folder(self.witness, before) / "applied").exists():
+        if self.witness.flipped or not (round_folder(self.witness, before.term, before.round) / "applied").exists():
             outcomes.append(_Outcome((True,) * len(outcome.counted)))
         expected = [made.learnt + _residual(before, sent, one, self.rules) for one in outcomes]
         spans = (slice(*grid.span(chunk)) for chunk in range(grid.chunks))
         return sum(min(int(np.count_nonzero(made.values[at] != one[at])) for one in expected) for at in spans)
 
     def _outcome(self, made: _Input) -> _Outcome:
-        """What the certificate of its round says of a contribution, by whoever kept that round: a certified one."""
+        """Outcome of a contribution by the certificate of its round, as anyone kept it; nothing counted without one."""
         nothing = _Outcome((False,) * (0 if made.sent is None else len(made.sent.chunks)))
         sound = (witness for witness in self.witnesses if (made.term, made.round) not in witness.flipped)
-        folders = (_folder(witness, made) for witness in sound)
+        folders = (round_folder(witness, made.term, made.round) for witness in sound)
         folder = next((folder for folder in folders if (folder / "applied").exists()), None)
         if folder is None:
             return nothing
@@ -272,11 +279,7 @@ class _History:
         place = next((n for n, one in enumerate(plan.participants) if (one.peer, one.root) == mine), None)
         if place is None:
             return nothing
-        return _Outcome(tuple(bool(int.from_bytes(bits, "little") >> place & 1) for bits in finals.bitmaps), finals)
-
-
-def _folder(witness: Witness, made: _Input) -> Path:
-    return witness.folder / "rounds" / f"{made.term}-{made.round}"
+        return _Outcome(tuple(includes(bits, place) for bits in finals.bitmaps), finals)
 
 
 def _residual(made: _Input, sent: StoredContribution, outcome: _Outcome, rules: InputRules) -> F32:
@@ -295,7 +298,7 @@ def _residual(made: _Input, sent: StoredContribution, outcome: _Outcome, rules: 
 
 
 def _applied(sent: StoredContribution, grid: Grid, chunk: int, finals: StoredFinals | None) -> F32:
-    """What of a chunk that was counted is in the sum, as it was decoded."""
+    """Values of a chunk that was counted, as the sum has them."""
     values = np.empty(grid.length(chunk), np.float32)
     chunk_codec(sent.codec, grid, chunk).decode_into(sent.chunks[chunk], values)
     final = final_chunk_codec(sent.codec, grid, chunk)

@@ -53,7 +53,11 @@ class Fleet:
     @property
     def witnesses(self) -> list[Witness]:
         """The nodes as the check of their rounds knows them."""
-        return [Witness(index=node.index, peer_id=node.peer_id, folder=node.folder) for node in self.nodes]
+        starts = {node.index: tuple(life.started_at for life in node.lives) for node in self.nodes}
+        return [
+            Witness(index=node.index, peer_id=node.peer_id, folder=node.folder, restarts=starts[node.index][1:])
+            for node in self.nodes
+        ]
 
     def node(self, index: int) -> NodeProcess:
         """The node of that index. Raises NetworkError if there is none yet."""

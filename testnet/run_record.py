@@ -185,15 +185,9 @@ def alarms(entries: Iterable[Entry], unharmed: Collection[int], *, liar: PeerId 
 
 
 def settle(run_record: RunRecord, witnesses: Iterable[Witness]) -> list[Witness]:
-    """These nodes with what the record says of each: rounds whose files must all be there, strikes, restarts."""
-    lives = {node.index: node.lives for node in run_record.nodes}
+    """These nodes, each with its rounds whose files must all be there, and those in which they were struck."""
     return [
-        replace(
-            one,
-            settled=settled_rounds(run_record, one.index),
-            flipped=flipped_rounds(run_record, one.index),
-            restarts=tuple(start for start, _ in lives.get(one.index, ())[1:]),
-        )
+        replace(one, settled=settled_rounds(run_record, one.index), flipped=flipped_rounds(run_record, one.index))
         for one in witnesses
     ]
 

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -60,7 +59,7 @@ from shoal.testnet.run_folder import replace_earlier_run, write_reports
 CERTIFY_SLACK_S: Final = 30.0
 """Beyond its bound a faulted round is waited for so long before its swarm is given up."""
 KEPT_ROUNDS: Final = 8
-"""Of what a run's first contributions follow from."""
+"""Rounds before a run whose files are kept: its first contributions follow from those in them."""
 ABREAST: Final = 2
 """So many swarms of a short campaign live at once: what one waits for costs no time, and each has processors enough."""
 REPORT_NAME: Final = "campaign.json"
@@ -295,9 +294,7 @@ class _Attempt:
         clocks = {n.index: n.clock.changes for n in self._swarm.nodes if n.clock is not None}
         ends = [c.at for n in self._fault.survivors if (c := self._swarm.certificate(n, self._gate)) is not None]
         round_s = statistics.median(ends) - self._released_at - strike.held_s if ends else None
-        starts = {node.index: [life.started_at for life in node.lives] for node in self._swarm.nodes}
-        witnesses = [replace(one, restarts=tuple(starts[one.index][1:])) for one in self._swarm.witnesses]
-        found = examine(witnesses, window, clocks)
+        found = examine(self._swarm.witnesses, window, clocks)
         away = self._swarm.group.honest if trouble else ()
         if taken := self._swarm.taken_over(last, away=away):
             found = msgspec.structs.replace(found, problems=(*found.problems, *taken))

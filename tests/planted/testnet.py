@@ -14,13 +14,13 @@ TESTNET: tuple[Bug, ...] = (
     bug(
         "the verdict lets a node take work for counted that is not",
         "tests/testnet/test_check_inputs.py::test_what_is_counted_twice_or_never_is_seen",
-        'if self.witness.flipped or not (_folder(self.witness, before) / "applied").exists():',
+        'if self.witness.flipped or not (round_folder(self.witness, before.term, before.round) / "applied").exists():',
         "if True:",
     ),
     bug(
         "the verdict calls it an error that a node came by a state without its finals",
         "tests/testnet/test_check_inputs.py::test_who_came_by_a_state_without_its_finals_takes_its_work_for_counted",
-        'if self.witness.flipped or not (_folder(self.witness, before) / "applied").exists():',
+        'if self.witness.flipped or not (round_folder(self.witness, before.term, before.round) / "applied").exists():',
         "if False:",
     ),
     bug(

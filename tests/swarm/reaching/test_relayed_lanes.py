@@ -24,6 +24,7 @@ from shoal.swarm.reaching.punching import Puncher
 from shoal.swarm.reaching.reach import Reach, Way
 from shoal.swarm.reaching.relayed_lanes import (
     RELAYED_LANE_PROTOCOL,
+    Passage,
     RelayedLaneServer,
     ask_relayed_lane,
 )
@@ -224,15 +225,21 @@ async def test_passages_between_others_than_who_comes_first_are_half_of_them_at_
         await ask_relayed_lane(alice.host, relay.peer, bob.peer)
 
 
+async def both_ends(calls: contextlib.AsyncExitStack, relay: Node, passage: Passage) -> list[trio.SocketStream]:
+    """Connections to the relay that began with the two tickets of a passage."""
+    host, port = relay.lanes.addresses[0].split(":")
+    ends = []
+    for ticket in (passage.near, passage.far):
+        ends.append(stream := await calls.enter_async_context(await trio.open_tcp_stream(host, int(port))))
+        await stream.send_all(ticket)
+    return ends
+
+
 async def test_passage_without_a_byte_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relayed_lanes_module, "IDLE_LIMIT_S", 0.3)
     async with nodes() as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
         relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
-        host, port = relay.lanes.addresses[0].split(":")
-        ends = []
-        for ticket in (relayed_lane.near, relayed_lane.far):
-            ends.append(stream := await calls.enter_async_context(await trio.open_tcp_stream(host, int(port))))
-            await stream.send_all(ticket)
+        ends = await both_ends(calls, relay, relayed_lane)
         for stream in ends:
             assert await stream.receive_some(1) == b""
         await until(lambda: relay.relayed_lanes.relayed_lanes == 0)
@@ -242,11 +249,7 @@ async def test_passage_ends_where_an_end_takes_nothing_of_what_the_other_sends(m
     monkeypatch.setattr(relayed_lanes_module, "TAKE_LIMIT_S", 0.3)
     async with nodes() as (alice, bob, relay), contextlib.AsyncExitStack() as calls:
         relayed_lane = await ask_relayed_lane(alice.host, relay.peer, bob.peer)
-        host, port = relay.lanes.addresses[0].split(":")
-        ends = []
-        for ticket in (relayed_lane.near, relayed_lane.far):
-            ends.append(stream := await calls.enter_async_context(await trio.open_tcp_stream(host, int(port))))
-            await stream.send_all(ticket)
+        ends = await both_ends(calls, relay, relayed_lane)
         far_more_than_the_kernel_keeps = bytes(64 << 20)
         with trio.fail_after(WAIT_S), pytest.raises(trio.BrokenResourceError):
             await ends[0].send_all(far_more_than_the_kernel_keeps)
