@@ -11,6 +11,10 @@ says which side it sees at fault; if it sees none, it speaks against the accuser
 or the one where three live. So does a second accuser, and this node's own failure detector, which has asked through
 others too. What leads through one third, and what that third says itself, is one voice. One who accuses back may be cut
 off from the accused and nothing else: it and one more are not enough yet.
+
+A lead goes on to the next relay as soon as one has spoken, so its plan may come before the word on which it was made.
+What was on its way counts still (`ON_ITS_WAY_S`): else each of the honest would have heard another part of what was
+said, and one alone would leave the view of a lead that lies.
 """
 
 from __future__ import annotations
@@ -93,6 +97,10 @@ WORDS_LIMIT = 4
 not come here yet, and those before."""
 EARLY_WAYS_LIMIT = 2 * MEMBER_LIMIT
 """Ways of a relay of a plan that is not followed here, perhaps not yet: all of them come again."""
+ON_ITS_WAY_S = 1.0
+"""So long after a plan took the place of another here, what is said of that one still counts. A relay that has not
+heard of the change sees nothing come any more from those that did: that it says no sooner than a stall deadline later,
+which is twice as long at least."""
 RELAYS_NEEDED = 2
 """Relays that have to speak against one peer, where there are so many."""
 
@@ -125,16 +133,22 @@ class Accusations:
         self._relayed: dict[bytes, dict[PeerId, Relayed]] = {}
         self._against: dict[PeerId, frozenset[PeerId]] = {}
         """By peer, the relays that spoke against it when the plan was left that they spoke about."""
+        self._left: dict[bytes, tuple[Plan, float]] = {}
+        """Plans that were followed here, the last of them, each with when another took its place."""
 
-    def take(self, sender: PeerId, message: Stalled, followed: Plan | None = None) -> None:
+    def take(self, sender: PeerId, message: Stalled, followed: Plan | None = None, *, now: float = 0.0) -> None:
         """`sender` accuses. followed: the plan that this node follows."""
         if followed is not None and followed.hash == message.plan and sender not in followed.remaining:
+            return
+        if self._is_over(message.plan, now):
             return
         make_room(self._said, message.plan, sender, WORDS_LIMIT)
         self._said.setdefault(message.plan, {})[sender] = message
 
-    def take_relayed(self, sender: PeerId, message: Relayed, followed: Plan | None = None) -> None:
+    def take_relayed(self, sender: PeerId, message: Relayed, followed: Plan | None = None, *, now: float = 0.0) -> None:
         """`sender` says what it passed on: of the plan that is followed, between those whose relay it is."""
+        if self._is_over(message.plan, now):
+            return
         ways = message.ways[:EARLY_WAYS_LIMIT]
         if followed is not None and followed.hash == message.plan:
             if sender not in followed.relayed.values():
@@ -143,9 +157,16 @@ class Accusations:
         make_room(self._relayed, message.plan, sender, WORDS_LIMIT)
         self._relayed.setdefault(message.plan, {})[sender] = msgspec.structs.replace(message, ways=ways)
 
-    def leave(self, plan: Plan, alive: Collection[PeerId]) -> None:
-        """Another plan takes the place of `plan`: keep what relays say by now."""
+    def leave(self, plan: Plan, alive: Collection[PeerId], now: float) -> None:
+        """Another plan takes the place of `plan`: keep what relays say by now, and soon after."""
         self._against = self._spoken(plan, alive)
+        kept = [one for one in self._left.items() if one[0] != plan.hash][1 - WORDS_LIMIT :]
+        self._left = dict([*kept, (plan.hash, (plan, now))])
+
+    def _is_over(self, plan: bytes, now: float) -> bool:
+        """True if this plan was left too long ago for anybody's word about it to have been on its way."""
+        _, left_at = self._left.get(plan, (None, now))
+        return now - left_at > ON_ITS_WAY_S
 
     # -- who is believed ---------------------------------------------------------------------------------------
 
@@ -243,16 +264,23 @@ class Accusations:
         return {peer: spoken[peer] & living for peer in parties.intersection(spoken)}
 
     def _spoken(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, frozenset[PeerId]]:
-        found, relays = dict(self._against), plan.relayed
+        found = dict(self._against)
+        for one in (*(left for left, _ in self._left.values()), plan):
+            for blamed, relay in self._speaking(one, alive):
+                found[blamed] = found.get(blamed, frozenset()) | {relay}
+        return found
+
+    def _speaking(self, plan: Plan, alive: Collection[PeerId]) -> Iterator[tuple[PeerId, PeerId]]:
+        """Yield whom a relay of this plan speaks against, and the relay."""
+        relays = plan.relayed
         if not relays:
-            return found
+            return
         living = {peer for peer in plan.remaining if peer in alive}
         for dispute in self._disputes(plan, living, self._heard(plan, alive)):
             relay = relays.get(pair_of(*dispute))
             blamed = None if relay is None else self._blamed(plan, dispute, alive)
             if relay is not None and blamed is not None:
-                found[blamed] = found.get(blamed, frozenset()) | {relay}
-        return found
+                yield blamed, relay
 
     def loser(self, plan: Plan, dispute: Dispute, alive: Collection[PeerId]) -> PeerId:
         """Return which of a pair is evicted when there is no path left to try.

@@ -321,13 +321,13 @@ class RoundFacts:
         """Take the announcement of `sender`. Raises RemoteError if it breaks the protocol."""
         self.gathering.receive(sender, ready)
 
-    def take_stalled(self, sender: PeerId, message: Stalled) -> None:
+    def take_stalled(self, sender: PeerId, message: Stalled, now: float) -> None:
         """`sender` accuses."""
-        self.accusations.take(sender, message, self.plan)
+        self.accusations.take(sender, message, self.plan, now=now)
 
-    def take_relayed(self, sender: PeerId, message: Relayed) -> None:
+    def take_relayed(self, sender: PeerId, message: Relayed, now: float) -> None:
         """`sender` says what it passed on."""
-        self.accusations.take_relayed(sender, message, self.plan)
+        self.accusations.take_relayed(sender, message, self.plan, now=now)
 
     def take_held(self, sender: PeerId, held: Held) -> None:
         """`sender` takes nothing more from the evicted, and says which finals it holds."""

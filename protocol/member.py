@@ -505,7 +505,7 @@ class Member:
         watched: Watched = yield WatchReduction(machine.complete_at())
         if watched.stalled is not None:
             yield from self._carry_out(machine.stalled(*watched.stalled, self._now))
-        yield from self._carry_out(machine.relayed(*watched.relayed))
+        yield from self._carry_out(machine.relayed(*watched.relayed, self._now))
 
     def _linger(self, event: Input) -> Steps:
         """Of all inputs, what others say alone is of interest until they know that the last round is certified."""

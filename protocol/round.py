@@ -240,10 +240,10 @@ class RoundMachine:
             peers=tuple(sorted(peers)),
             late=tuple(sorted(late)),
         )
-        self._facts.take_stalled(self.me, message)
+        self._facts.take_stalled(self.me, message, now)
         return [Broadcast(message), *self.tick(now)]
 
-    def relayed(self, plan: bytes, ways: Collection[RelayedWay]) -> list[Effect]:
+    def relayed(self, plan: bytes, ways: Collection[RelayedWay], now: float) -> list[Effect]:
         """Tell what this node, as a relay of `plan`, can say of `ways`.
 
         A way is told of once one end accuses the other, and kept up to date from then on.
@@ -258,7 +258,7 @@ class RoundMachine:
         self._relayed = Relayed(
             term=self.previous.next_term, round=self.round, base=self.previous.hash, plan=plan, ways=told
         )
-        facts.take_relayed(self.me, self._relayed)
+        facts.take_relayed(self.me, self._relayed, now)
         return [Broadcast(self._relayed)]
 
     def closed_off(self, asked: CloseOff, chunks: tuple[ChunkResults, ...], now: float) -> list[Effect]:
@@ -587,7 +587,7 @@ class RoundMachine:
             losers = facts.accusations.losers(before, plan, facts.alive, facts.suspected, me=self.me)
             turn_rounds = len(self.agreement.electorate) if plan.planner == self.me else 1
             facts.probation.lost(losers, self.previous, turn_rounds=turn_rounds)
-            facts.accusations.leave(before, facts.alive)
+            facts.accusations.leave(before, facts.alive, now)
         self.weigh(plan)
         if facts.is_unfair(plan, now):
             self.agreement.doubt(plan.hash)
@@ -713,9 +713,14 @@ class Rule:
 
 def _noted(take: Callable[[RoundFacts, PeerId, Any], None], senders: Senders = Senders.PARTICIPANTS) -> Rule:
     """Note it among the facts of the round, and no more."""
+    return _noted_at(lambda facts, sender, message, _now: take(facts, sender, message), senders)
 
-    def note(machine: RoundMachine, sender: PeerId, message: Any, _now: float) -> list[Effect]:
-        take(machine._facts, sender, message)
+
+def _noted_at(take: Callable[[RoundFacts, PeerId, Any, float], None], senders: Senders = Senders.PARTICIPANTS) -> Rule:
+    """Note it among the facts of the round, with when it came, and no more."""
+
+    def note(machine: RoundMachine, sender: PeerId, message: Any, now: float) -> list[Effect]:
+        take(machine._facts, sender, message, now)
         return []
 
     return Rule(senders, note)
@@ -734,8 +739,8 @@ def _agreed(kind: type[Message], senders: Senders = Senders.VOTERS) -> Rule:
 RULES: Mapping[type[Message], Rule] = {
     Ready: _noted(RoundFacts.take_ready, Senders.ALL),
     Plan: Rule(Senders.PARTICIPANTS, RoundMachine._receive_plan),
-    Stalled: _noted(RoundFacts.take_stalled),
-    Relayed: _noted(RoundFacts.take_relayed),
+    Stalled: _noted_at(RoundFacts.take_stalled),
+    Relayed: _noted_at(RoundFacts.take_relayed),
     Evict: Rule(Senders.PARTICIPANTS, RoundMachine._receive_evict),
     Held: _noted(RoundFacts.take_held),
     Report: _noted(RoundFacts.take_report),

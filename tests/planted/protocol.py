@@ -41,6 +41,19 @@ PROTOCOL: tuple[Bug, ...] = (
         "        if len(_voices(plan, accused, {a for a, m in said.items() if accused in (*m.peers, *m.late)})) > 1:",
     ),
     bug(
+        "a word is nothing once the plan is left that it is about, though it was on its way",
+        "tests/protocol/test_disputes.py"
+        "::test_lead_that_lies_is_left_by_all_though_its_plan_comes_before_the_words_on_which_it_was_made",
+        "return now - left_at > ON_ITS_WAY_S",
+        "return plan in self._left",
+    ),
+    bug(
+        "what is said of a plan counts however long ago it was left",
+        "tests/protocol/test_accusations.py::test_word_of_a_plan_that_was_left_counts_if_it_was_on_its_way",
+        "return now - left_at > ON_ITS_WAY_S",
+        "return False",
+    ),
+    bug(
         "relays that another lead tried are not tried again",
         "tests/protocol/test_relay_choice.py::test_what_another_lead_tried_is_tried_no_less",
         "for pair, via in plan.relayed.items() if plan.planner == self._me else ():",

@@ -8,6 +8,7 @@ out. The liar says what its `Lies` have it say.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ from tests.protocol.round_machines import contribution
 from tests.protocol.round_node import SETTINGS, Whole, deal_evenly, report_on
 
 STEP_S = 0.2
+SHORT_STEP_S = 0.05
+"""Where words take a while."""
 TELL_AGAIN_S = 2.0
 """As nodes do (`shoal.node.rounds.pace`)."""
 
@@ -192,9 +195,13 @@ DOERS: Doers = {
 
 
 class Table:
-    """`count` members in the reduction of one plan. move_s: how long each payload takes."""
+    """`count` members in the reduction of one plan. move_s: how long each payload takes.
 
-    def __init__(self, count: int, *, move_s: float = 0.3) -> None:
+    delay_s: once it is planned, each word from one to another takes up to so long, as `seed` has it, and none overtakes
+    another between the two.
+    """
+
+    def __init__(self, count: int, *, move_s: float = 0.3, delay_s: float = 0.0, seed: int = 0) -> None:
         identities = paper_identities(count)
         chain = Chain(genesis(SWARM, [identity.peer_id for identity in identities]))
         self.now = self.began = 1.0
@@ -208,11 +215,14 @@ class Table:
         self.plans: list[tuple[float, Plan]] = []
         self.decided: Value | None = None
         self.said: deque[tuple[PeerId, Message]] = deque()
+        self._random, self._delay_s = random.Random(seed), 0.0
+        self._on_their_way: dict[Way, deque[tuple[float, Message]]] = {}
         self.seats = {identity.peer_id: Seat(self, identity, chain) for identity in identities}
         for event in (StateSought(None), Trained(chain.head.next_round, None)):
             for seat in self.seats.values():
                 seat.box.put(event)
             self._deliver()
+        self._delay_s = delay_s
         self.lead = self.plans[0][1].planner
         self.others = [peer for peer in self.seats if peer != self.lead]
 
@@ -243,7 +253,7 @@ class Table:
     def run(self, seconds: float = 300.0) -> float:
         """Until it is decided: the seconds that it took."""
         while self.decided is None and self.now - self.began < seconds:
-            self.now += STEP_S
+            self.now += SHORT_STEP_S if self._delay_s else STEP_S
             self._move()
             for seat in self.seats.values():
                 seat.box.put(Tick())
@@ -343,6 +353,14 @@ class Table:
     def _deliver(self) -> None:
         while self.said:
             sender, message = self.said.popleft()
-            for seat in self.seats.values():
+            for receiver in [peer for peer in self.seats if peer != sender] if self._delay_s else ():
+                way = self._on_their_way.setdefault((sender, receiver), deque())
+                at = self.now + self._random.uniform(0, self._delay_s)
+                way.append((max(at, way[-1][0]) if way else at, message))
+            for seat in () if self._delay_s else self.seats.values():
                 if seat.me != sender:
                     seat.box.put(Received(sender, message))
+        for _, (sender, receiver) in sorted((way[0][0], ends) for ends, way in self._on_their_way.items() if way):
+            way = self._on_their_way[sender, receiver]
+            while way and way[0][0] <= self.now:
+                self.seats[receiver].box.put(Received(sender, way.popleft()[1]))

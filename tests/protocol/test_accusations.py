@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.protocol.accusations import EARLY_WAYS_LIMIT, WORDS_LIMIT, Accusations
+from shoal.protocol.accusations import EARLY_WAYS_LIMIT, ON_ITS_WAY_S, WORDS_LIMIT, Accusations
 from shoal.protocol.messages import (
     NO_HASH,
     OwnedRange,
@@ -23,6 +23,8 @@ from tests.round_messages import plan_with
 
 PEERS = [identity.peer_id for identity in paper_identities(6)]
 ALIVE = frozenset(PEERS)
+
+LEFT_AT = 10.0
 
 Said = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 """Per accuser: whom it accuses directly, and of late finals."""
@@ -356,13 +358,42 @@ def test_two_relays_that_say_the_same_decide(first: Ways, second: Ways, believed
     plan, later = plan_of(4, relays=(Relay(1, 3, 0),)), plan_of(4, relays=(Relay(1, 3, 2),))
     accusations = heard(plan, {1: ((3,), ())})
     accusations.take_relayed(PEERS[0], relayed(plan, first))
-    accusations.leave(plan, ALIVE)
+    accusations.leave(plan, ALIVE, now=10.0)
     accusations.take(PEERS[1], stalled(later, (3,)))
     accusations.take_relayed(PEERS[2], relayed(later, second))
     assert numbers(set(accusations.believed(later, ALIVE))) == believed
     assert accusations.loser(later, pair(1, 3), ALIVE) == PEERS[loser]
     accusations.take(PEERS[1], stalled(later, ()))
     assert accusations.believed(later, ALIVE) == set(), "nobody accuses any more"
+
+
+@pytest.mark.parametrize(("after_s", "counts"), [(0.0, True), (ON_ITS_WAY_S, True), (ON_ITS_WAY_S + 0.1, False)])
+@pytest.mark.parametrize("late", ["relay", "accuser", "both"])
+def test_word_of_a_plan_that_was_left_counts_if_it_was_on_its_way(after_s: float, counts: bool, late: str) -> None:
+    first, later = plan_of(4, relays=(Relay(1, 3, 0),)), plan_of(4, relays=(Relay(1, 3, 2),))
+    accusations = Accusations()
+
+    def accuse(now: float) -> None:
+        accusations.take(PEERS[1], stalled(first, (3,)), first if now < LEFT_AT else later, now=now)
+
+    def speak(now: float) -> None:
+        followed = first if now < LEFT_AT else later
+        accusations.take_relayed(PEERS[0], relayed(first, {(3, 1): NOTHING_CAME}), followed, now=now)
+
+    for word, whose in ((accuse, "accuser"), (speak, "relay")):
+        if late not in (whose, "both"):
+            word(LEFT_AT - 1)
+    accusations.leave(first, ALIVE, LEFT_AT)
+    for word, whose in ((accuse, "accuser"), (speak, "relay")):
+        if late in (whose, "both"):
+            word(LEFT_AT + after_s)
+    accusations.take(PEERS[1], stalled(later, (3,)), later, now=LEFT_AT + 3)
+    accusations.take_relayed(PEERS[2], relayed(later, {(3, 1): NOTHING_CAME}), later, now=LEFT_AT + 3)
+    assert numbers(set(accusations.believed(later, ALIVE))) == ({3} if counts else set())
+    accusations.leave(later, ALIVE, LEFT_AT + 4)
+    last = plan_of(4)
+    accusations.take(PEERS[1], stalled(last, (3,)), last, now=LEFT_AT + 5)
+    assert numbers(set(accusations.believed(last, ALIVE))) == ({3} if counts else set()), "it is remembered"
 
 
 def test_who_is_accused_by_others_too_loses_where_no_path_is_left() -> None:

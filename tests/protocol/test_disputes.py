@@ -19,6 +19,8 @@ pytestmark = pytest.mark.usefixtures("paper_signatures")
 
 SLOW_S, VERY_SLOW_S = 16.0, 40.0
 MOMENT_S = 2.0
+WORD_S, LIES_FOR_S = 0.4, 8.0
+"""How long a word may be on its way; and a lie that is not told to the end, when it would be settled by two words."""
 FALSE_ACCUSER_GONE_S = RELAY_SETTLE_S + THIRDS_LIMIT * (RELAY_SETTLE_S + RELAY_LATE_S) + MOMENT_S
 """The accusation, and a detour for each third that may be tried, of which none has anything to say yet."""
 WITHHOLDER_GONE_S = STALL_S + RELAY_SETTLE_S + 2 * STALL_S + 4 * STALL_S + MOMENT_S
@@ -139,6 +141,18 @@ def test_victim_of_a_lead_that_lies_stays_under_the_next(count: int, direct: boo
     assert table.evicted == {table.liar}
     assert table.decided is not None
     assert set(table.decided.members) == set(table.honest)
+    assert all(some <= {table.liar} for some in table.left_out())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 9, 23, 45])
+def test_lead_that_lies_is_left_by_all_though_its_plan_comes_before_the_words_on_which_it_was_made(seed: int) -> None:
+    """Else one alone leaves its view: with the liar the others are a quorum, and wait until their time is over."""
+    table = Table(4, delay_s=WORD_S, seed=seed)
+    table.liar, victim = table.lead, table.others[seed % 3]
+    lies_until = table.began + LIES_FOR_S
+    table.lies = Lies(withholds=frozenset({victim}), accuses=lambda now, plan: {victim} if now < lies_until else NOBODY)
+    assert table.run() < WITHHOLDER_GONE_S + MOMENT_S
+    assert table.evicted == {table.liar}
     assert all(some <= {table.liar} for some in table.left_out())
 
 
