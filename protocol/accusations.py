@@ -13,13 +13,15 @@ others too. What leads through one third, and what that third says itself, is on
 off from the accused and nothing else: it and one more are not enough yet.
 
 A lead goes on to the next relay as soon as one has spoken, so its plan may come before the word on which it was made.
-What was on its way counts still (`ON_ITS_WAY_S`): else each of the honest would have heard another part of what was
-said, and one alone would leave the view of a lead that lies.
+That word counts still if it was on its way (`ON_ITS_WAY_S`), beside another's that was in time. Else each of the honest
+would have heard another part of what was said: one alone would leave the view of a lead that lies, and the others, a
+quorum with it, stay until its time is over. To leave a view costs nobody its place, and takes less: late words alone,
+or, beside one that speaks against the lead, somebody who has left already (`speak_against_lead`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -97,10 +99,9 @@ WORDS_LIMIT = 4
 not come here yet, and those before."""
 EARLY_WAYS_LIMIT = 2 * MEMBER_LIMIT
 """Ways of a relay of a plan that is not followed here, perhaps not yet: all of them come again."""
-ON_ITS_WAY_S = 1.0
-"""So long after a plan took the place of another here, what is said of that one still counts. A relay that has not
-heard of the change sees nothing come any more from those that did: that it says no sooner than a stall deadline later,
-which is twice as long at least."""
+ON_ITS_WAY_S = 2.0
+"""So long after a plan took the place of another here, what is said of that one is a late word. It counts for less: a
+relay that has not heard of the change sees nothing come any more from those that did, and may soon say so."""
 RELAYS_NEEDED = 2
 """Relays that have to speak against one peer, where there are so many."""
 
@@ -133,22 +134,20 @@ class Accusations:
         self._relayed: dict[bytes, dict[PeerId, Relayed]] = {}
         self._against: dict[PeerId, frozenset[PeerId]] = {}
         """By peer, the relays that spoke against it when the plan was left that they spoke about."""
+        self._late: dict[PeerId, frozenset[PeerId]] = {}
+        """The same of those whose word came just after that."""
         self._left: dict[bytes, tuple[Plan, float]] = {}
-        """Plans that were followed here, the last of them, each with when another took its place."""
+        """Plans that were followed here until a moment ago, each with when another took its place."""
 
-    def take(self, sender: PeerId, message: Stalled, followed: Plan | None = None, *, now: float = 0.0) -> None:
+    def take(self, sender: PeerId, message: Stalled, followed: Plan | None = None) -> None:
         """`sender` accuses. followed: the plan that this node follows."""
         if followed is not None and followed.hash == message.plan and sender not in followed.remaining:
-            return
-        if self._is_over(message.plan, now):
             return
         make_room(self._said, message.plan, sender, WORDS_LIMIT)
         self._said.setdefault(message.plan, {})[sender] = message
 
-    def take_relayed(self, sender: PeerId, message: Relayed, followed: Plan | None = None, *, now: float = 0.0) -> None:
+    def take_relayed(self, sender: PeerId, message: Relayed, followed: Plan | None = None) -> None:
         """`sender` says what it passed on: of the plan that is followed, between those whose relay it is."""
-        if self._is_over(message.plan, now):
-            return
         ways = message.ways[:EARLY_WAYS_LIMIT]
         if followed is not None and followed.hash == message.plan:
             if sender not in followed.relayed.values():
@@ -158,15 +157,16 @@ class Accusations:
         self._relayed.setdefault(message.plan, {})[sender] = msgspec.structs.replace(message, ways=ways)
 
     def leave(self, plan: Plan, alive: Collection[PeerId], now: float) -> None:
-        """Another plan takes the place of `plan`: keep what relays say by now, and soon after."""
+        """Another plan takes the place of `plan`: keep what relays say by now."""
         self._against = self._spoken(plan, alive)
-        kept = [one for one in self._left.items() if one[0] != plan.hash][1 - WORDS_LIMIT :]
-        self._left = dict([*kept, (plan.hash, (plan, now))])
+        recent = [(one, left) for one, left in self._left.items() if now - left[1] <= ON_ITS_WAY_S]
+        self._left = {**dict(recent[-PLANS_LIMIT:]), plan.hash: (plan, now)}
 
-    def _is_over(self, plan: bytes, now: float) -> bool:
-        """True if this plan was left too long ago for anybody's word about it to have been on its way."""
-        _, left_at = self._left.get(plan, (None, now))
-        return now - left_at > ON_ITS_WAY_S
+    def note_late(self, plan: bytes, alive: Collection[PeerId], now: float) -> None:
+        """Something that was said of this plan was taken: keep what it says against whom, if it was just left here."""
+        left, at = self._left.get(plan, (None, now))
+        if left is not None and now - at <= ON_ITS_WAY_S:
+            _add(self._late, self._speaking(left, alive))
 
     # -- who is believed ---------------------------------------------------------------------------------------
 
@@ -181,18 +181,20 @@ class Accusations:
         said = self._heard(plan, alive)
         if not said:
             return set()
-        living = {peer for peer in plan.remaining if peer in alive}
-        direct = any(m.peers for m in said.values())
-        excused = frozenset() if direct or overdue else _waiting(said) - frozenset(suspected)
-        accusers = {peer: some for peer, some in _accusers(said).items() if peer in living and peer not in excused}
+        living = _living(plan, alive)
+        accusers = _unexcused(said, living, suspected, overdue=overdue)
         if len(living) <= 2:
             return set(accusers)
         spoken, needed = self.relays_against(plan, alive), _relays_needed(living)
+        late = self._of_parties(plan, alive, self._late)
 
         def enough(peer: PeerId, gone: set[PeerId]) -> bool:
             some = accusers.get(peer, set()) - gone
+            relays = spoken.get(peer, frozenset()) - gone
+            if relays:
+                relays |= late.get(peer, frozenset()) - gone
             two = bool(some) if peer in suspected else _are_two(plan, peer, some, said)
-            return two or len(spoken.get(peer, frozenset()) - gone) >= needed
+            return two or len(relays) >= needed
 
         found, left = set[PeerId](), living.intersection((*accusers, *spoken))
         at_odds = _at_odds(accusers)
@@ -202,12 +204,30 @@ class Accusations:
             left.remove(next_one)
         return found
 
+    def speak_against_lead(
+        self, plan: Plan, alive: Collection[PeerId], suspected: Collection[PeerId], ahead: Collection[PeerId]
+    ) -> bool:
+        """True if enough speak against the lead that made `plan` for a member to leave its view.
+
+        As in `believed`; a relay's late word counts like any other, and who is ahead, in a later view, as the second
+        voice beside another's.
+        """
+        lead, said = plan.planner, self._heard(plan, alive)
+        if not said:
+            return False
+        living = _living(plan, alive)
+        relays = self.relays_against(plan, alive).get(lead, frozenset())
+        relays |= self._of_parties(plan, alive, self._late).get(lead, frozenset())
+        voices = {*_unexcused(said, living, suspected).get(lead, ()), *relays} - {lead}
+        joined = any(voice != other for voice in voices for other in living.intersection(ahead) - {lead})
+        return joined or len(relays) >= _relays_needed(living) or lead in self.believed(plan, alive, suspected)
+
     def disputes(self, plan: Plan, alive: Collection[PeerId]) -> set[Dispute]:
         """Pairs of living peers, accuser first, by direct accusations; by late finals if there is no direct one.
 
         None where two live, and none while there is somebody whom `believed` names: one thing after the other.
         """
-        living = {peer for peer in plan.remaining if peer in alive}
+        living = _living(plan, alive)
         if len(living) < 3 or self.believed(plan, alive):
             return set()
         return set(self._disputes(plan, living, self._heard(plan, alive)))
@@ -227,8 +247,7 @@ class Accusations:
         A lead's ruling counts where it was no party to the dispute, or is this node; else enough relays must say the
         same. A peer that two accuse, or that this node's detector suspects, is cut off or hangs, and lost no dispute.
         """
-        said = self._heard(plan, alive)
-        living = {peer for peer in plan.remaining if peer in alive}
+        said, living = self._heard(plan, alive), _living(plan, alive)
         gone = living.intersection(later.evicted)
         against, found = self.relays_against(plan, alive), set[PeerId]()
         for dispute in self._disputes(plan, living, said):
@@ -255,19 +274,22 @@ class Accusations:
     def relays_against(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, frozenset[PeerId]]:
         """By peer that accuses another or is accused, the relays that speak against it, or did so under earlier plans
         of this round, and take part still."""
-        spoken = self._spoken(plan, alive)
+        return self._of_parties(plan, alive, self._spoken(plan, alive))
+
+    def _of_parties(
+        self, plan: Plan, alive: Collection[PeerId], spoken: Mapping[PeerId, frozenset[PeerId]]
+    ) -> dict[PeerId, frozenset[PeerId]]:
+        """What living relays spoke, against those that accuse another now or are accused."""
         if not spoken:
             return {}
-        said = self._heard(plan, alive)
-        living = {peer for peer in plan.remaining if peer in alive}
-        parties = {peer for dispute in self._disputes(plan, living, said) for peer in dispute}
+        living = _living(plan, alive)
+        disputes = self._disputes(plan, living, self._heard(plan, alive))
+        parties = {peer for dispute in disputes for peer in dispute}
         return {peer: spoken[peer] & living for peer in parties.intersection(spoken)}
 
     def _spoken(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, frozenset[PeerId]]:
         found = dict(self._against)
-        for one in (*(left for left, _ in self._left.values()), plan):
-            for blamed, relay in self._speaking(one, alive):
-                found[blamed] = found.get(blamed, frozenset()) | {relay}
+        _add(found, self._speaking(plan, alive))
         return found
 
     def _speaking(self, plan: Plan, alive: Collection[PeerId]) -> Iterator[tuple[PeerId, PeerId]]:
@@ -275,8 +297,7 @@ class Accusations:
         relays = plan.relayed
         if not relays:
             return
-        living = {peer for peer in plan.remaining if peer in alive}
-        for dispute in self._disputes(plan, living, self._heard(plan, alive)):
+        for dispute in self._disputes(plan, _living(plan, alive), self._heard(plan, alive)):
             relay = relays.get(pair_of(*dispute))
             blamed = None if relay is None else self._blamed(plan, dispute, alive)
             if relay is not None and blamed is not None:
@@ -331,6 +352,25 @@ class Accusations:
             return {}
         remaining = plan.remaining
         return {a: m for a, m in self._said[plan.hash].items() if a in alive and a in remaining}
+
+
+def _living(plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
+    return {peer for peer in plan.remaining if peer in alive}
+
+
+def _add(table: dict[PeerId, frozenset[PeerId]], spoken: Iterable[tuple[PeerId, PeerId]]) -> None:
+    """Add to a table of relays by whom they speak against."""
+    for blamed, relay in spoken:
+        table[blamed] = table.get(blamed, frozenset()) | {relay}
+
+
+def _unexcused(
+    said: Mapping[PeerId, Stalled], living: Collection[PeerId], suspected: Collection[PeerId], *, overdue: bool = False
+) -> dict[PeerId, set[PeerId]]:
+    """By living peer, its accusers, but of those that wait for others themselves, as in `Accusations.believed`."""
+    direct = any(message.peers for message in said.values())
+    excused = frozenset() if direct or overdue else _waiting(said) - frozenset(suspected)
+    return {peer: some for peer, some in _accusers(said).items() if peer in living and peer not in excused}
 
 
 def _accusers(said: Mapping[PeerId, Stalled]) -> dict[PeerId, set[PeerId]]:

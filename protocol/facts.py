@@ -323,11 +323,13 @@ class RoundFacts:
 
     def take_stalled(self, sender: PeerId, message: Stalled, now: float) -> None:
         """`sender` accuses."""
-        self.accusations.take(sender, message, self.plan, now=now)
+        self.accusations.take(sender, message, self.plan)
+        self.accusations.note_late(message.plan, self.alive, now)
 
     def take_relayed(self, sender: PeerId, message: Relayed, now: float) -> None:
         """`sender` says what it passed on."""
-        self.accusations.take_relayed(sender, message, self.plan, now=now)
+        self.accusations.take_relayed(sender, message, self.plan)
+        self.accusations.note_late(message.plan, self.alive, now)
 
     def take_held(self, sender: PeerId, held: Held) -> None:
         """`sender` takes nothing more from the evicted, and says which finals it holds."""

@@ -29,6 +29,7 @@ from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import REPLAN_SETTLE_S
+from shoal.protocol.messages import Plan
 from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled
 
 VIEW_SYNC_S = 2.0
@@ -45,6 +46,8 @@ class LeadWatch:
         self._timeouts = Timeouts(facts.settings)
         self._others_reported = Since()
         self._accused = Since()
+        self._accused_under: Plan | None = None
+        """The plan under which the lead of this view was accused last."""
         self._apart = Since()
         self._together = Since()
         self._unmet: set[PeerId] | None = None
@@ -90,9 +93,7 @@ class LeadWatch:
         gone = leader in facts.leaves or (leader not in facts.alive and not awaited) or facts.gave_up == view
         gone |= promised.get(leader, 0) > view and not facts.agreement.proposed
         silent = self._is_silent(leader, now)
-        accused_s = self._accused.note(self._is_accused(leader), now)
-        accused = self._accused.at is not None and accused_s >= REPLAN_SETTLE_S
-        if gone or silent or accused or self._timeouts.over(now):
+        if gone or silent or self._is_accused(leader, now) or self._timeouts.over(now):
             return self._next_view(view)
         return None
 
@@ -113,12 +114,23 @@ class LeadWatch:
             return timeouts.REDUCE
         return timeouts.TRAIN if facts.gathering.half_ready_at is None else timeouts.PLAN
 
-    def _is_accused(self, leader: PeerId) -> bool:
-        """True if enough accuse it. What was said about a plan of an earlier view is no word against this lead."""
-        facts, plan = self._facts, self._facts.plan
-        if plan is None or plan.view != facts.agreement.view:
-            return False
-        return leader in facts.accusations.believed(plan, facts.alive, facts.suspected) - {facts.me}
+    def _is_accused(self, leader: PeerId, now: float) -> bool:
+        """True if enough have spoken against it for a moment, and it answered by no more than another plan.
+
+        What was said about a plan of an earlier view is no word against this lead.
+        """
+        facts, plan, under = self._facts, self._facts.plan, self._accused_under
+        if plan is None or plan.view != facts.agreement.view or leader == facts.me:
+            plan = None
+        if plan is None or (under is not None and under.view != plan.view):
+            self._accused.at = under = None
+        if plan is not None and facts.accusations.speak_against_lead(plan, facts.alive, facts.suspected, facts.ahead()):
+            under = plan
+        elif under == plan:
+            under = None
+        self._accused_under = under
+        accused_s = self._accused.note(under is not None, now)
+        return under is not None and accused_s >= REPLAN_SETTLE_S
 
     def _is_silent(self, leader: PeerId, now: float) -> bool:
         """True if the lead should have proposed, or planned, and either has had its time or cannot be reached."""

@@ -44,14 +44,44 @@ PROTOCOL: tuple[Bug, ...] = (
         "a word is nothing once the plan is left that it is about, though it was on its way",
         "tests/protocol/test_disputes.py"
         "::test_lead_that_lies_is_left_by_all_though_its_plan_comes_before_the_words_on_which_it_was_made",
-        "return now - left_at > ON_ITS_WAY_S",
-        "return plan in self._left",
+        "if left is not None and now - at <= ON_ITS_WAY_S:",
+        "if left is not None and now < at:",
     ),
     bug(
         "what is said of a plan counts however long ago it was left",
         "tests/protocol/test_accusations.py::test_word_of_a_plan_that_was_left_counts_if_it_was_on_its_way",
-        "return now - left_at > ON_ITS_WAY_S",
-        "return False",
+        "if left is not None and now - at <= ON_ITS_WAY_S:",
+        "if left is not None:",
+    ),
+    bug(
+        "late words alone cost somebody its place",
+        "tests/protocol/test_accusations.py::test_late_words_alone_cost_nobody_its_place_but_a_lead_its_view",
+        "            if relays:\n                relays |= late.get(peer, frozenset()) - gone",
+        "            relays |= late.get(peer, frozenset()) - gone",
+    ),
+    bug(
+        "whom late words speak against loses its disputes",
+        "tests/protocol/test_accusations.py::test_late_words_alone_cost_nobody_its_place_but_a_lead_its_view",
+        "found = dict(self._against)",
+        "found = {**self._late, **self._against}",
+    ),
+    bug(
+        "who leaves a view is no voice against its lead",
+        "tests/protocol/test_accusations.py::test_who_left_the_view_of_a_lead_is_the_second_voice_against_it",
+        "return joined or len(relays)",
+        "return len(relays)",
+    ),
+    bug(
+        "one that leaves a view and accuses its lead takes all others along",
+        "tests/protocol/test_accusations.py::test_who_left_the_view_of_a_lead_is_the_second_voice_against_it",
+        "voice != other for voice in voices for other",
+        "True for voice in voices for other",
+    ),
+    bug(
+        "a lead ends what is said against it by planning again",
+        "tests/protocol/test_round_stalls.py::test_lead_that_two_accuse_is_left_though_it_plans_again",
+        "elif under == plan:",
+        "else:",
     ),
     bug(
         "relays that another lead tried are not tried again",

@@ -367,33 +367,102 @@ def test_two_relays_that_say_the_same_decide(first: Ways, second: Ways, believed
     assert accusations.believed(later, ALIVE) == set(), "nobody accuses any more"
 
 
+def followed_two(pair_of_both: tuple[int, int]) -> tuple[Accusations, Plan, Plan]:
+    """A plan that was left and the one in its place: each leads the pair through another."""
+    one, other = pair_of_both
+    thirds = [n for n in range(4) if n not in pair_of_both]
+    first, later = (plan_of(4, relays=(Relay(one, other, third),)) for third in thirds)
+    return Accusations(), first, later
+
+
+def comes(accusations: Accusations, plan: Plan, accusers: dict[int, int], ways: Ways, at: float) -> None:
+    """At that moment these accuse, each one other, and the relay of `plan` says this of its ways."""
+    for accuser, accused in accusers.items():
+        accusations.take(PEERS[accuser], stalled(plan, (accused,)))
+        accusations.note_late(plan.hash, ALIVE, at)
+    if ways:
+        (relay,) = plan.relayed.values()
+        accusations.take_relayed(relay, relayed(plan, ways))
+        accusations.note_late(plan.hash, ALIVE, at)
+
+
 @pytest.mark.parametrize(("after_s", "counts"), [(0.0, True), (ON_ITS_WAY_S, True), (ON_ITS_WAY_S + 0.1, False)])
 @pytest.mark.parametrize("late", ["relay", "accuser", "both"])
 def test_word_of_a_plan_that_was_left_counts_if_it_was_on_its_way(after_s: float, counts: bool, late: str) -> None:
-    first, later = plan_of(4, relays=(Relay(1, 3, 0),)), plan_of(4, relays=(Relay(1, 3, 2),))
-    accusations = Accusations()
-
-    def accuse(now: float) -> None:
-        accusations.take(PEERS[1], stalled(first, (3,)), first if now < LEFT_AT else later, now=now)
-
-    def speak(now: float) -> None:
-        followed = first if now < LEFT_AT else later
-        accusations.take_relayed(PEERS[0], relayed(first, {(3, 1): NOTHING_CAME}), followed, now=now)
-
-    for word, whose in ((accuse, "accuser"), (speak, "relay")):
-        if late not in (whose, "both"):
-            word(LEFT_AT - 1)
+    accusations, first, later = followed_two((1, 3))
+    accuses, says = {1: 3}, {(3, 1): NOTHING_CAME}
+    comes(accusations, first, {} if late != "relay" else accuses, {} if late != "accuser" else says, LEFT_AT - 1)
     accusations.leave(first, ALIVE, LEFT_AT)
-    for word, whose in ((accuse, "accuser"), (speak, "relay")):
-        if late in (whose, "both"):
-            word(LEFT_AT + after_s)
-    accusations.take(PEERS[1], stalled(later, (3,)), later, now=LEFT_AT + 3)
-    accusations.take_relayed(PEERS[2], relayed(later, {(3, 1): NOTHING_CAME}), later, now=LEFT_AT + 3)
+    comes(accusations, first, accuses if late != "relay" else {}, says if late != "accuser" else {}, LEFT_AT + after_s)
+    comes(accusations, later, accuses, says, LEFT_AT + 3)
     assert numbers(set(accusations.believed(later, ALIVE))) == ({3} if counts else set())
     accusations.leave(later, ALIVE, LEFT_AT + 4)
     last = plan_of(4)
-    accusations.take(PEERS[1], stalled(last, (3,)), last, now=LEFT_AT + 5)
+    accusations.take(PEERS[1], stalled(last, (3,)))
     assert numbers(set(accusations.believed(last, ALIVE))) == ({3} if counts else set()), "it is remembered"
+
+
+def test_late_words_alone_cost_nobody_its_place_but_a_lead_its_view() -> None:
+    accusations, first, later = followed_two((0, 1))
+    accuses, says = {1: 0}, {(0, 1): NOTHING_CAME}
+    for plan, left_at in ((first, LEFT_AT), (later, LEFT_AT + 4)):
+        comes(accusations, plan, accuses, {}, left_at - 1)
+        accusations.leave(plan, ALIVE, left_at)
+        comes(accusations, plan, {}, says, left_at + 1)
+    last = plan_of(4)
+    accusations.take(PEERS[1], stalled(last, (0,)))
+    assert accusations.believed(last, ALIVE) == set()
+    assert accusations.loser(last, pair(1, 0), ALIVE) == PEERS[1], "as if the relays had said nothing"
+    ruling = msgspec.structs.replace(plan_of(4, evicted=(0,)), planner=PEERS[1])
+    assert accusations.losers(last, ruling, ALIVE, (), me=PEERS[2]) == set(), "nor is the accuser borne out"
+    assert last.planner == PEERS[0]
+    assert accusations.speak_against_lead(last, ALIVE, (), ())
+    accusations.take(PEERS[1], stalled(last, ()))
+    assert not accusations.speak_against_lead(last, ALIVE, (), ()), "nobody accuses any more"
+
+
+def test_plans_that_follow_each_other_at_once_keep_no_word_of_an_earlier_one_from_being_heard() -> None:
+    accusations, first, later = followed_two((0, 1))
+    comes(accusations, first, {1: 0}, {}, LEFT_AT - 1)
+    accusations.leave(first, ALIVE, LEFT_AT)
+    for number in range(2 * WORDS_LIMIT):
+        accusations.leave(msgspec.structs.replace(later, attempt=number + 2), ALIVE, LEFT_AT + 0.01 * number)
+    comes(accusations, first, {}, {(0, 1): NOTHING_CAME}, LEFT_AT + 1)
+    comes(accusations, later, {1: 0}, {(0, 1): NOTHING_CAME}, LEFT_AT + 1)
+    assert accusations.believed(later, ALIVE) == {PEERS[0]}
+
+
+def test_plan_that_is_followed_again_is_spoken_about_however_long_ago_it_was_left() -> None:
+    accusations, first = Accusations(), plan_of(4)
+    accusations.leave(first, ALIVE, LEFT_AT)
+    comes(accusations, first, {1: 0, 2: 0}, {}, LEFT_AT + 100)
+    assert accusations.believed(first, ALIVE) == {PEERS[0]}
+
+
+@pytest.mark.parametrize(
+    ("said", "ahead", "leaves"),
+    [
+        ({1: ((0,), ())}, (), False),
+        ({1: ((0,), ())}, (2,), True),
+        ({1: ((), (0,))}, (2,), True),
+        ({1: ((0,), ())}, (1,), False),  # one voice, however it leaves
+        ({1: ((0,), ())}, (1, 2), True),
+        ({1: ((0,), ())}, (0,), False),  # the lead's own
+        ({1: ((0,), ())}, (5,), False),  # takes no part
+        ({1: ((2,), ())}, (3,), False),  # of another than the lead
+        ({1: ((), (0,)), 0: ((), (0,))}, (2,), False),  # it waits itself
+        ({}, (1, 2, 3), False),
+        ({1: ((0,), ()), 2: ((0,), ())}, (), True),
+    ],
+)
+def test_who_left_the_view_of_a_lead_is_the_second_voice_against_it(
+    said: Said, ahead: tuple[int, ...], leaves: bool
+) -> None:
+    plan = plan_of(4)
+    accusations = heard(plan, said)
+    assert accusations.speak_against_lead(plan, ALIVE, (), {PEERS[n] for n in ahead}) == leaves
+    if len(said) < 2:
+        assert accusations.believed(plan, ALIVE) == set(), "nobody loses its place for that"
 
 
 def test_who_is_accused_by_others_too_loses_where_no_path_is_left() -> None:

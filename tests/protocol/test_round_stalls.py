@@ -15,6 +15,7 @@ from shoal.protocol.messages import (
     Held,
     Plan,
     Propose,
+    Relay,
     ViewChange,
 )
 from shoal.protocol.planning import check_plan
@@ -163,6 +164,28 @@ def test_lone_accuser_is_not_believed() -> None:
     lead.receive(second.me, accuse(plan, accused.me), second_at)
     effects = lead.tick(second_at + REPLAN_SETTLE_S)
     assert [e.evicted for e in effects if isinstance(e, CloseOff)] == [{accused.me}]
+
+
+@pytest.mark.parametrize("answer", ["nothing", "another plan", "one takes it back"])
+def test_lead_that_two_accuse_is_left_though_it_plans_again(answer: str) -> None:
+    _, machines, leader, plan = planned(4)
+    member, one, two = (machine for number, machine in enumerate(machines) if number != leader)
+
+    def moves(at: float) -> bool:
+        return any(sends(effect, ViewChange) for effect in member.tick(at))
+
+    for accuser in (one, two):
+        assert not any(sends(e, ViewChange) for e in member.receive(accuser.me, accuse(plan, plan.planner), 2.0))
+    if answer == "another plan":
+        places = sorted((plan.number(one.me) or 0, plan.number(two.me) or 0))
+        relays = (Relay(places[0], places[1], plan.number(member.me) or 0),)
+        again = msgspec.structs.replace(plan, attempt=1, origin=plan.hash, relays=relays)
+        effects = member.receive(plan.planner, again, 2.0 + REPLAN_SETTLE_S / 2)
+        assert any(isinstance(effect, Repair) for effect in effects)
+    elif answer == "one takes it back":
+        member.receive(two.me, accuse(plan), 2.0 + REPLAN_SETTLE_S / 2)
+    assert not moves(2.0 + 0.9 * REPLAN_SETTLE_S)
+    assert moves(2.0 + REPLAN_SETTLE_S) == (answer != "one takes it back")
 
 
 def test_in_a_crowd_a_lone_accusation_stands_for_longer_before_the_two_are_led_through_a_third() -> None:
