@@ -194,7 +194,7 @@ class RoundFacts:
     certificates; `proven` has the accused by the digest of evidence that was verified here and no ban covers.
     `unfair` has the lineages that pass over who was passed over in the round before.
     `outside` says who takes part, where who has no seat waits outside.
-    `gave_up` is a view that this node led, and in which it was the one to go.
+    `gave_up` is a view that this node led, and in which it was the one to go, or could begin no other reduction.
     """
 
     me: PeerId

@@ -487,7 +487,8 @@ class RoundMachine:
         self._check_admitted(sender, plan)
         check_entered(sender, plan.view, plan.moves, self.previous, voting=self.agreement.voting)
         check_norms(plan, sender, self._gathering.squares(plan))
-        self._check_begun(plan)
+        if not self._may_begin(plan):
+            raise RemoteError(f"begins one reduction after the other in view {plan.view}", peer=plan.planner)
         follows = not self._is_of_earlier_life(plan) and self._knows_origin(plan)
         effects = self._adopt(plan, now) if follows else []
         # A lead plans in a later view only once a quorum moved there, as it shows, whether or not this node heard them.
@@ -518,12 +519,13 @@ class RoundMachine:
             raise RemoteError("a revised plan with other participants", peer=plan.planner)
         return known is not None
 
-    def _check_begun(self, plan: Plan) -> None:
-        """Raises RemoteError where the lead of a view begins more than it may; what came of each is kept."""
+    def _may_begin(self, plan: Plan) -> bool:
+        """Return False where the lead of a view begins more than it may; what came of each is kept."""
         begun = self._begun.get(plan.view, frozenset()) | {plan.lineage}
         if len(begun) > LINEAGES_LIMIT:
-            raise RemoteError(f"begins one reduction after the other in view {plan.view}", peer=plan.planner)
+            return False
         self._begun = {plan.view: begun}
+        return True
 
     def _receive_evict(self, sender: PeerId, message: Evict, _now: float) -> list[Effect]:
         if sender != self.agreement.lead(message.view):
@@ -645,6 +647,9 @@ class RoundMachine:
         order = self._lead.next_order(now, view_since=self._watch.stage_since)
         if isinstance(order, Plan):
             order = msgspec.structs.replace(order, moves=self.agreement.moves)
+            if not self._may_begin(order):  # nobody would follow: another may have more luck
+                self._facts.gave_up = order.view
+                return []
             return [Broadcast(order), *self._adopt(order, now)]
         if isinstance(order, Eviction):
             return [Broadcast(self._announcement(order)), CloseOff(order.lineage, order.evicted)]

@@ -569,6 +569,12 @@ PROTOCOL: tuple[Bug, ...] = (
         "if len(begun) > 1000 * LINEAGES_LIMIT:",
     ),
     bug(
+        "a lead begins another reduction that nobody follows, and stays",
+        "tests/protocol/test_one_word.py::test_lead_that_has_begun_all_that_it_may_gives_up_its_view",
+        "if not self._may_begin(order):",
+        "if self._may_begin(order) is None:",
+    ),
+    bug(
         "a lead that has too few begins all the reductions of its view within seconds",
         "tests/protocol/test_one_word.py"
         "::test_lead_that_lost_too_many_to_go_on_tries_the_same_again_more_and_more_rarely",

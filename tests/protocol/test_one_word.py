@@ -28,6 +28,7 @@ from shoal.protocol.messages import (
     Report,
     Stalled,
     Target,
+    ViewChange,
     domain_hash,
 )
 from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
@@ -36,7 +37,7 @@ from shoal.protocol.terms import make_consent
 from shoal.protocol.timeouts import DOUBLINGS_LIMIT, PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S, doubled
 from tests.protocol.lab import PaperIdentity
 from tests.protocol.round_lab import RoundLab
-from tests.protocol.round_machines import contribution, machines_of, planned
+from tests.protocol.round_machines import contribution, machines_of, planned, sends
 from tests.protocol.round_node import SETTINGS, report_on
 from tests.round_messages import value_with
 
@@ -216,6 +217,24 @@ def test_lead_begins_only_so_many_reductions_in_a_view() -> None:
     assert last is not None
     revised = msgspec.structs.replace(last, attempt=LINEAGES_LIMIT + 1, origin=last.hash)
     assert any(isinstance(effect, Repair) for effect in member.receive(lead.me, revised, 2.0))
+
+
+def test_lead_that_has_begun_all_that_it_may_gives_up_its_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would follow the next: the others would stay with the last, and it would go on alone."""
+    _, machines, leader, plan = planned(4)
+    machine, attempts = machines[leader], itertools.count(1)
+    monkeypatch.setattr(
+        machine._lead, "next_order", lambda *_, **__: msgspec.structs.replace(plan, attempt=next(attempts))
+    )
+    for attempt in range(1, LINEAGES_LIMIT):
+        effects = machine.tick(2.0 + attempt / 10)
+        assert [e.plan.attempt for e in effects if isinstance(e, StartReduce)] == [attempt]
+        assert not any(sends(effect, ViewChange) for effect in effects)
+    followed = machine.plan
+    effects = machine.tick(3.0)
+    assert any(sends(effect, ViewChange) for effect in effects)
+    assert machine.plan == followed
+    assert not any(sends(effect, Plan) for effect in effects)
 
 
 def test_lead_that_lost_too_many_to_go_on_tries_the_same_again_more_and_more_rarely() -> None:
