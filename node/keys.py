@@ -49,7 +49,7 @@ def rotate(folder: Path) -> Rotated:
     """Give the node of this data folder another key; the old one, and what it is bound by, is moved aside.
 
     Raises ConfigError if the node runs or has no key, StorageError. A crash on the way leaves either key in place, or
-    none, and then the next start makes one.
+    none, and then the next start makes one: the old one is gone before anything is that binds it.
     """
     path = folder / NODE_KEY_NAME
     before = Identity.load(path)
@@ -58,10 +58,11 @@ def rotate(folder: Path) -> Rotated:
     if kept.exists():
         raise ConfigError(f"{kept} is there already; move it away first")
     with Store(folder), disk_errors(folder):  # nobody runs on it meanwhile
+        path.replace(kept)
+        sync_folder(folder)
         for name in LEFT_BEHIND:
             if (folder / name).exists():
                 (folder / name).replace(folder / f"{name}.{mark}")
-        path.replace(kept)
         sync_folder(folder)
         after = Identity.load_or_create(path)
     return Rotated(before.peer_id, after.peer_id, kept)

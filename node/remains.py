@@ -28,6 +28,7 @@ KEYS: Final = {
     "node.key": "this node's identity",
     "node.key.*": "the identity of an earlier node here",
     "authority.key": "the authority's key: there is no other",
+    ".*.key.*": "a copy of a key that nobody lived to put in its place",
     "relay.key": "the identity of a relay",
     "relay.libp2p-key": "the identity of a relay, as its daemon reads it",
 }
@@ -64,6 +65,7 @@ FILES: Final = {
     "trainer.sock": "a socket",
     "rollouts": "its policy, and the rollouts that it has",
     "rounds": "what a testnet checks",
+    "shoal-work-*": "work of others that a node did not live to weigh",
     "lock": "held while a node runs here",
 }
 """Files that Shoal writes into a data folder, besides keys, and of what use each is."""

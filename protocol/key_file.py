@@ -7,6 +7,8 @@ A key that is made while a passphrase is given is encrypted with it; one that is
 Who is asked for a passphrase at a terminal gives it once for each process. Encryption is PBES2 of RFC 8018 (scrypt or
 PBKDF2, AES-256-CBC), as the library cryptography sees fit.
 
+Behind the key, where PEM has room for any text, stands the public one: it is compared when the key is read.
+
 Keys stay out of core dumps too: a process that crashes, or is made to, writes none with a key in it.
 
     RLIMIT_CORE 1              no core file, and none for a program that `core_pattern` pipes cores to: of that one
@@ -31,7 +33,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -60,6 +62,7 @@ KEY_FILE_LIMIT_BYTES = 4096
 PASSPHRASE_LIMIT_BYTES = 1024
 PASSPHRASE_LEAST_BYTES = 8
 PASSPHRASE_VARIABLE = "SHOAL_KEY_PASSPHRASE_FILE"
+_PUBLIC = b"public key: "
 _ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
 ask: Callable[[str], str] | None = None
@@ -80,8 +83,13 @@ def read(path: Path) -> Ed25519PrivateKey:
         if passphrase is not None:
             raise ConfigError(f"the passphrase does not open {path}, or the file is damaged; {remedy}") from None
         raise ConfigError(f"{path} is damaged or is not a key file of Shoal's; {remedy}") from None
+    except InternalError:  # as of a flipped bit in what says of which kind it is
+        raise ConfigError(f"{path} is damaged or is not a key file of Shoal's; {remedy}") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path} holds a key of another kind than Ed25519; {remedy}")
+    says = [line for line in data.splitlines() if line.startswith(_PUBLIC)]
+    if says and _public_line(key) not in says:
+        raise ConfigError(f"{path} is damaged: what it holds is another node's key than it says; {remedy}")
     return key
 
 
@@ -156,7 +164,13 @@ def _pem(key: Ed25519PrivateKey, passphrase: bytes | None) -> bytes:
     how: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if passphrase is not None:
         how = serialization.BestAvailableEncryption(passphrase)
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
+    pem: bytes = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, how)
+    return pem + _public_line(key) + b"\n"
+
+
+def _public_line(key: Ed25519PrivateKey) -> bytes:
+    """The line behind a key: a flipped bit mostly makes another valid key, and its node would be a stranger."""
+    return _PUBLIC + key.public_key().public_bytes_raw().hex().encode()
 
 
 def _read_private(path: Path, limit_bytes: int, what: str, remedy: str) -> bytes:

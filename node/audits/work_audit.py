@@ -10,6 +10,7 @@ steps moved: with one fragment, and no gradients.
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from shoal.protocol.messages import Plan, Value
 
 CHUNKS_AT_ONCE: Final = 8
 WEIGH_DEADLINE_S: Final = 600.0
+WEIGHED_PREFIX: Final = "shoal-work-"
+"""Of the folder in which what is weighed lies meanwhile."""
 PROGRAM: Final = ("-m", "shoal.node.audits.work_process")
 
 logger = logging.getLogger("shoal.work")
@@ -69,6 +72,8 @@ class WorkAudit:
         self._useless = useless
         self._newest: CertifiedState | None = None  # of the round that was drawn from last; the cache may let it go
         self._share = parts.config.manifest.audits.work if _can_weigh(parts.config.manifest) else 0.0
+        for left in parts.store.folder.glob(f"{WEIGHED_PREFIX}*"):  # by a node that did not live to weigh it
+            shutil.rmtree(left, ignore_errors=True)
 
     def drawn(self, base: Value, plan: Plan, mark: bytes) -> Weighing | None:
         """Draw the contribution to weigh in a certified round, by this node's ticket; it holds on to the state."""
@@ -112,7 +117,7 @@ class WorkAudit:
     async def _losses(self, drawn: Weighing, contribution: F32) -> WorkReply | str:
         config = self._p.config
         with disk_errors(self._p.store.folder):
-            folder = tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._p.store.folder)
+            folder = tempfile.TemporaryDirectory(prefix=WEIGHED_PREFIX, dir=self._p.store.folder)
         with folder as name:
             paths = [Path(name) / kind for kind in ("anchor", "contribution")]
             for path, vector in zip(paths, (drawn.anchor, contribution), strict=True):

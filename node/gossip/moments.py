@@ -84,6 +84,9 @@ class GossipMoments:
     def _make_folder(self) -> None:
         with disk_errors(self._folder.parent):
             make_folder(self._folder)
+        for path in self._folder.glob(f"{_PREFIX}*.partial"):  # which nobody lived to write
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def _on_disk(self) -> list[int]:
         """Rounds of which there are files, ascending."""

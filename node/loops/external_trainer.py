@@ -340,10 +340,17 @@ def _seal(memory: int) -> None:
 def known_layout(data_dir: Path) -> Layout | None:
     """The layout of the swarm's model, where a state of it lies in a data folder.
 
-    Beside none, what is noted there is what a loop came with, which may be another than the swarm's.
+    Beside none, what is noted there is what a loop came with, which may be another than the swarm's. None too where the
+    note is damaged: the loop that comes brings its own.
     """
     noted, states = data_dir / LAYOUT, (data_dir / "state").glob("*.safetensors")
-    return read_layout(noted) if noted.exists() and any(states) else None
+    if not noted.exists() or not any(states):
+        return None
+    try:
+        return read_layout(noted)
+    except ConfigError:
+        logger.warning("%s is damaged; this node knows its model again once a loop comes", noted)
+        return None
 
 
 def trainer_of(

@@ -128,7 +128,7 @@ class LogFollower:
                 file = files[number]
                 if not at.is_in(file):
                     at = _Place(_inode(file))
-                    if number and not _ends_a_line(files[number - 1]):
+                    if number and not ends_a_line(files[number - 1]):
                         data += b"\n"
                 piece = at.read(file, None if limit_bytes is None else limit_bytes - len(data))
                 data += piece
@@ -170,6 +170,7 @@ class _Place:
         return data
 
 
-def _ends_a_line(file: BinaryIO) -> bool:
+def ends_a_line(file: BinaryIO) -> bool:
+    """True if nothing was cut short at the end of this file. Raises OSError."""
     size = file.seek(0, 2)
     return not size or os.pread(file.fileno(), 1, size - 1) == b"\n"

@@ -18,7 +18,14 @@ from typing import BinaryIO, Final, TypeVar
 
 import msgspec
 
-from shoal.node.reporting.event_files import EVENT_LOG_LIMIT_BYTES, LogFollower, blocks_of, read_end, start_anew
+from shoal.node.reporting.event_files import (
+    EVENT_LOG_LIMIT_BYTES,
+    LogFollower,
+    blocks_of,
+    ends_a_line,
+    read_end,
+    start_anew,
+)
 from shoal.node.reporting.events import EVENTS, Event, UnknownEvent
 
 LINE_LIMIT_BYTES: Final = 1 << 20
@@ -44,7 +51,10 @@ class EventLog:
         self._lock = threading.Lock()
         self._path = path
         self._limit_bytes = limit_bytes
-        self._file: BinaryIO = path.open("ab")
+        self._file: BinaryIO = path.open("ab+")
+        with suppress(OSError):
+            if not ends_a_line(self._file):  # as a node left it that did not live to end it
+                self._file.write(b"\n")
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:

@@ -36,7 +36,7 @@ from shoal.protocol import effects
 from shoal.protocol.agreement import Broadcast, Mismatch
 from shoal.protocol.bans import NeedEvidence
 from shoal.protocol.chain import Position, next_position
-from shoal.protocol.errors import ConfigError, LocalError, RemoteError
+from shoal.protocol.errors import ConfigError, LocalError, RemoteError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import HeadMoved, Input, Linked, Loaded, Received, Tick
 from shoal.protocol.member import Member
@@ -302,6 +302,18 @@ class Engine:
         return report
 
 
+def _first_of_order(do: Callable[[Engine, Any], Awaitable[Any]]) -> Callable[[Engine, Any], Awaitable[Any]]:
+    """An effect before which an order has changed nothing: where the disk refuses it, the order is refused."""
+
+    async def perform(engine: Engine, effect: Any) -> Any:
+        try:
+            return await do(engine, effect)
+        except StorageError as error:
+            raise ConfigError(str(error)) from None
+
+    return perform
+
+
 PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.Adopt: lambda engine, effect: engine._transition.adopt(effect.state),
     effects.Announce: lambda engine, effect: engine._part.announcement(),
@@ -316,11 +328,15 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
         effect.work, alone=effect.alone, delegate=effect.delegate
     ),
     effects.DrawGenesis: lambda engine, effect: engine._transition.draw(effect.certified),
-    effects.DropOrder: lambda engine, effect: trio.to_thread.run_sync(engine._orders.remove, effect.kind),
+    effects.DropOrder: _first_of_order(
+        lambda engine, effect: trio.to_thread.run_sync(engine._orders.remove, effect.kind)
+    ),
     effects.Evicted: Engine._evicted,
     effects.Examine: Engine._examine,
     effects.FetchFinals: Engine._fetch_finals,
-    effects.FindEarlierRounds: lambda engine, effect: trio.to_thread.run_sync(engine._state_store.earlier.rounds),
+    effects.FindEarlierRounds: _first_of_order(
+        lambda engine, effect: trio.to_thread.run_sync(engine._state_store.earlier.rounds)
+    ),
     effects.FindWork: lambda engine, effect: engine._part.find_work(countable=effect.countable),
     effects.FinishWork: lambda engine, effect: engine._p.resumption.written(effect.value.term, effect.value.round),
     effects.ForgetEarlier: lambda engine, effect: engine._state_store.earlier.forget(effect.besides),
@@ -328,7 +344,9 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.Goodbye: Engine._goodbye,
     effects.HandOver: lambda engine, effect: engine._part.hand_over(effect.delegate),
     effects.KeepFork: Engine._keep_fork,
-    effects.KeepOrder: lambda engine, effect: trio.to_thread.run_sync(engine._orders.write, effect.order),
+    effects.KeepOrder: _first_of_order(
+        lambda engine, effect: trio.to_thread.run_sync(engine._orders.write, effect.order)
+    ),
     effects.KeepOwn: lambda engine, effect: engine._part.keep_own(),
     Mismatch: lambda engine, effect: logger.error(ANOTHER_DIGEST, effect.value.round),
     NeedEvidence: lambda engine, effect: engine.observer.need(effect.value),
@@ -340,8 +358,10 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
     effects.Seek: lambda engine, effect: engine._errands.begin(effect.errand),
     effects.Send: Engine._send,
     effects.SettleWork: lambda engine, effect: engine._part.settle(),
-    effects.SignAmendment: lambda engine, effect: signed_amendment(engine._p, effect.amendment),
-    effects.SignRebase: lambda engine, effect: signed_rebase(engine._p, effect.forget, engine._here.alive()),
+    effects.SignAmendment: _first_of_order(lambda engine, effect: signed_amendment(engine._p, effect.amendment)),
+    effects.SignRebase: _first_of_order(
+        lambda engine, effect: signed_rebase(engine._p, effect.forget, engine._here.alive())
+    ),
     effects.StandOnHead: lambda engine, effect: engine._part.stand_on_head(),
     effects.StartReduce: lambda engine, effect: engine._part.reduce(effect.plan),
     effects.StopReduction: lambda engine, effect: engine._p.reduce.stop(),

@@ -43,6 +43,9 @@ class ForkFile:
         """Have one more on disk. Raises StorageError."""
         log = RecordLog(self._path)
         try:
+            if log.damaged:  # since it was read
+                log.keep_damaged()
+                log.rewrite([canonical(one) for one in self._forks])
             log.append(canonical(fork))
         finally:
             log.close()

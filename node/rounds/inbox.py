@@ -12,7 +12,7 @@ import trio
 from shoal.node.training.trainer import TrainerEvent
 from shoal.protocol.chain import Position
 from shoal.protocol.early import EARLY_PEER_LIMIT_BYTES, EarlyMessages
-from shoal.protocol.errors import ConfigError, RemoteError
+from shoal.protocol.errors import ConfigError, RemoteError, StorageError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.inputs import (
     ChainCompared,
@@ -51,7 +51,8 @@ class Turn:
 async def in_turn(put: Callable[[Turn], None], do: Callable[[], Awaitable[Result]]) -> Result:
     """Have the engine behind `put` do it, and wait for that; what it came to. Raises its ConfigError, RemoteError.
 
-    What else it raises is the engine's, which ends with it and with who waits here.
+    What else it raises is the engine's, which ends with it and with who waits here; so is a StorageError, for what is
+    remembered may be further on than what is on disk.
     Cancellation: it may be done all the same.
     """
     results: list[Result] = []
@@ -61,6 +62,8 @@ async def in_turn(put: Callable[[Turn], None], do: Callable[[], Awaitable[Result
     async def take() -> None:
         try:
             results.append(await do())
+        except StorageError:
+            raise
         except (ConfigError, RemoteError) as error:
             errors.append(error)
         over.set()

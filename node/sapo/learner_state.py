@@ -62,7 +62,7 @@ def save(learner: Learner, folder: Path, *, policy: str) -> None:
     metadata = {METADATA: msgspec.json.encode(progress).decode()}
     write_tensors(folder / f"{learner.round}.safetensors", tensors, metadata)
     with disk_errors(folder):
-        for path in saved_files(folder)[KEPT_FILES:]:
+        for path in (*saved_files(folder)[KEPT_FILES:], *folder.glob("*.partial")):  # which nobody lived to write
             path.unlink(missing_ok=True)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from shoal.node.keys import protect, rotate
 from shoal.node.state.store import Store
 from shoal.protocol import key_file
 from shoal.protocol.agreement import DurableRecord
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, StorageError
 from shoal.protocol.identity import Identity
 from shoal.protocol.messages import Term
 
@@ -30,6 +33,34 @@ def test_rotation_takes_a_new_key_and_moves_aside_what_bound_the_old(tmp_path: P
     with Store(tmp_path) as store:
         assert store.durable_records() == []
         assert store.next_boot() == 1
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_rotation_cut_short_leaves_no_key_beside_promises_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    before = Identity.load_or_create(tmp_path / "node.key")
+    promise = DurableRecord(kind="promise", term=Term(), round=1, view=3)
+    with Store(tmp_path) as store:
+        store.next_boot()
+        store.persist(promise)
+    (tmp_path / "peers.json").write_text("{}")
+    moves, replace = itertools.count(), Path.replace
+
+    def move(path: Path, target: Path) -> Path:
+        if next(moves) == failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", move)
+    with pytest.raises(StorageError):
+        rotate(tmp_path)
+    monkeypatch.undo()
+    with Store(tmp_path) as store:
+        binding = store.durable_records()
+    after = Identity.load_or_create(tmp_path / "node.key")
+    assert after.peer_id != before.peer_id or binding == [promise]
+    assert (after.peer_id == before.peer_id) == (failing == 0)
 
 
 def test_rotation_is_refused_while_the_node_runs(tmp_path: Path) -> None:

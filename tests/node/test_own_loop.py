@@ -1086,6 +1086,8 @@ def test_layout_in_a_folder_is_the_swarms_where_a_state_lies_beside_it_and_else_
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "3.safetensors").touch()
     assert known_layout(tmp_path) == layout
+    (tmp_path / LAYOUT).write_bytes(msgspec.json.encode(layout)[:-1])
+    assert known_layout(tmp_path) is None, "a loop brings its own: the node starts without"
 
 
 def test_a_node_without_a_loop_for_long_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

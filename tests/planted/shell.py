@@ -6,6 +6,19 @@ from tests.planted.bugs import Bug, bug
 
 SHELL: tuple[Bug, ...] = (
     bug(
+        "who gave an order that could not be written is told, and the node goes on as if it had been",
+        "tests/node/rounds/test_inbox.py"
+        "::test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_others_hear_its_error",
+        """
+        except StorageError:
+            raise
+        except (ConfigError, RemoteError) as error:
+        """,
+        """
+        except (ConfigError, RemoteError) as error:
+        """,
+    ),
+    bug(
         "the engine sends before it persists",
         "tests/node/test_swarm_in_a_box.py"
         "::test_three_nodes_certify_rounds_to_the_bit_and_every_stretch_of_work_is_counted_once",

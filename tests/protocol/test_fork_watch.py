@@ -89,13 +89,18 @@ def test_certificate_for_a_decided_round_stops_the_node_and_is_kept_and_passed_o
     assert fork.signers == tuple(sorted(identity(n).peer_id for n in (1, 2)))
     assert watch.asked == 0
     assert watch.said == [fork.one, fork.other]
-    ForkFile(tmp_path).keep(fork)
+    kept = ForkFile(tmp_path)
+    kept.keep(fork)
     assert ForkFile(tmp_path).forks == [fork]
     path = tmp_path / FORKS_LOG
     written = path.read_bytes()
-    path.write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+    damaged = written[:-1] + bytes([written[-1] ^ 1])
+    path.write_bytes(damaged)
     with pytest.raises(StorageError, match="is damaged"):  # and nothing is signed as if there had been none
         ForkFile(tmp_path)
+    kept.keep(fork)  # it was damaged while the node ran, which has them all
+    assert ForkFile(tmp_path).forks == [fork, fork]
+    assert path.with_name(f"{path.name}.damaged").read_bytes() == damaged
     chain.extend(make_rebase(AUTHORITY, chain.head, [identity(3).peer_id]))
     assert binding(watch.forks, chain.head) is None
 

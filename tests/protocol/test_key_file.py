@@ -60,6 +60,36 @@ def test_user_at_a_terminal_is_asked_for_the_passphrase(
     assert asked == [f"Passphrase of {path}: "]
 
 
+@pytest.mark.parametrize("protected", [False, True])
+def test_key_in_which_a_bit_flipped_is_no_other_nodes(tmp_path: Path, passphrase: Path, protected: bool) -> None:
+    path = tmp_path / "node.key"
+    with pytest.MonkeyPatch.context() as patch:
+        if not protected:
+            patch.delenv(key_file.PASSPHRASE_VARIABLE)
+        made = Identity.load_or_create(path)
+        whole = path.read_bytes()
+        refused = 0
+        for bit in range(0, 8 * len(whole), 61 if protected else 1):  # opening one with a passphrase takes its time
+            data = bytearray(whole)
+            data[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(data)
+            try:
+                assert Identity.load(path).peer_id == made.peer_id
+            except ConfigError:
+                refused += 1
+    assert refused > 10
+
+
+def test_key_of_an_earlier_release_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(key_file.PASSPHRASE_VARIABLE, raising=False)
+    path = tmp_path / "node.key"
+    made = Identity.load_or_create(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert lines[-1].startswith(b"public key: ")
+    path.write_bytes(b"".join(lines[:-1]))
+    assert Identity.load(path).peer_id == made.peer_id
+
+
 def test_plain_key_needs_no_passphrase_and_is_protected_with_one(tmp_path: Path, passphrase: Path) -> None:
     path = tmp_path / "node.key"
     with pytest.MonkeyPatch.context() as patch:

@@ -19,7 +19,7 @@ from shoal.collectives.contribution import EncodedContribution
 from shoal.collectives.grid import Grid
 from shoal.node.audits import work_audit
 from shoal.node.audits.useful_work import WorkMeter
-from shoal.node.audits.work_audit import WorkAudit
+from shoal.node.audits.work_audit import WEIGHED_PREFIX, WorkAudit
 from shoal.node.audits.work_process import WorkReply, WorkRequest, weigh
 from shoal.node.reporting.events import Weighed
 from shoal.node.training.flat_parameters import FlatParameters
@@ -244,3 +244,11 @@ def test_workload_that_is_not_installed_is_named_by_the_process_that_would_weigh
     told = trio.run(work_audit._ask, wanted)
     assert isinstance(told, str)
     assert "unknown workload 'nowhere'" in told
+
+
+def test_what_a_node_did_not_live_to_weigh_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / f"{WEIGHED_PREFIX}a"
+    left.mkdir()
+    (left / "anchor").touch()
+    Bench(tmp_path, manifest(), [np.ones(NUMEL, np.float32)] * 2).audit()
+    assert not left.exists()

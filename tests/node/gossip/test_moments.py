@@ -63,6 +63,9 @@ def answer(training_client: TrainingClientStandIn, failure: str = "") -> Snapsho
 async def test_the_newest_two_are_kept_and_the_nearest_to_the_state_is_taken_up(
     moments: GossipMoments, training_client: TrainingClientStandIn
 ) -> None:
+    await moments.made(2)
+    training_client.wrote[-1][1].with_suffix(".trainer.partial").touch()  # and its writer was killed
+    moments.interrupted()
     for round in (3, 4, 7):
         await moments.made(round)
         await moments.heard(answer(training_client))

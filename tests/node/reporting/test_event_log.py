@@ -26,6 +26,15 @@ FULL = Path("/dev/full")
 HOLDING = b'{"at":1.5,"event":"holding","round":3,"phase":"reduce","progress":0.4}'
 
 
+def test_event_behind_one_that_was_cut_short_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(HOLDING + b"\n" + HOLDING[:20])
+    log = EventLog(path)
+    log.write(Left())
+    log.close()
+    assert [type(event) for event in read_log(path)] == [Holding, Left]
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full, which is Linux's")
 def test_a_full_disk_stops_neither_events_nor_their_end() -> None:
     log, heard = EventLog(FULL), list[object]()

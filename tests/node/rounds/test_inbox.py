@@ -25,7 +25,7 @@ from shoal.node.rounds.inbox import (
     in_turn,
 )
 from shoal.protocol.early import EARLY_PEER_LIMIT_MESSAGES
-from shoal.protocol.errors import LocalError, RemoteError
+from shoal.protocol.errors import LocalError, RemoteError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Linked, Received, SetPaused, Tick
 from shoal.protocol.messages import CHUNK_LIMIT, NO_HASH, ChunkResults, Held, Leave, Message, Term
@@ -179,7 +179,10 @@ def test_engine_ticks_seldom_when_its_member_rests_and_its_phase_is_shown(
     assert engine._tick_s() == pytest.approx(tick_s)
 
 
-async def test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_others_hear_its_error() -> None:
+@pytest.mark.parametrize("error", [LocalError("two values in one round"), StorageError("no room for the chain")])
+async def test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_others_hear_its_error(
+    error: Exception,
+) -> None:
     async def fail(error: Exception) -> None:
         raise error
 
@@ -188,17 +191,23 @@ async def test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_othe
 
     async def take(turns: trio.MemoryReceiveChannel[Turn]) -> None:
         async for turn in turns:
-            await turn.take()
+            try:
+                await turn.take()
+            except Exception as ending:
+                ended.append(ending)
+                raise
 
+    ended: list[Exception] = []
     give, turns = trio.open_memory_channel[Turn](1)
-    with pytest.RaisesGroup(pytest.RaisesExc(LocalError, match="two values in one round")):
+    with pytest.RaisesGroup(pytest.RaisesExc(type(error), match=str(error))):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(take, turns)
             assert await in_turn(give.send_nowait, seven) == 7
             with pytest.raises(RemoteError, match="no such state"):
                 await in_turn(give.send_nowait, lambda: fail(RemoteError("no such state")))
-            await in_turn(give.send_nowait, lambda: fail(LocalError("two values in one round")))
+            await in_turn(give.send_nowait, lambda: fail(error))
             pytest.fail("it ends the engine, and with it who waits")
+    assert ended == [error]
 
 
 async def test_error_of_a_turn_for_which_nobody_waits_is_the_engines() -> None:

@@ -46,7 +46,9 @@ def after(rounds: int, of: Learner) -> list[float]:
 def test_restored_learner_goes_on_to_the_bit(tmp_path: Path) -> None:
     first = learner()
     before = after(3, first)
+    (tmp_path / "2.safetensors.partial").touch()  # its writer was killed
     learner_state.save(first, tmp_path, policy=POLICY)
+    assert [path.name for path in tmp_path.iterdir()] == ["3.safetensors"]
     second = learner(seed=1)
     assert learner_state.restore(second, tmp_path, policy=POLICY) == (3, [])
     assert second.round == 3
