@@ -21,6 +21,10 @@ is planned, more than half of the living: half of a swarm that was stopped, and 
 would else count nothing that they made. Every member that knows the same promises finds the same view; who stands
 highest of those that are needed is in it already. Moving there is a promise like any other (agreement.py), so this is
 about progress alone.
+
+Who is in a view to which no quorum came has nothing to expect there, and waits, as in PBFT: its time begins when they
+are there (Castro, Liskov, "Practical Byzantine Fault Tolerance", OSDI 1999, section 4.5.2). Else one that is ahead, and
+has less to wait for, would pass all others again and again, and they it.
 """
 
 from __future__ import annotations
@@ -84,6 +88,8 @@ class LeadWatch:
             return None
         together_s = self._together.note(True, now)
         promised = facts.agreement.promised()
+        if view and not facts.is_quorum({facts.me, *(peer for peer, later in promised.items() if later >= view)}):
+            self._timeouts.renew(now)
         meeting = facts.meeting_view(planned=self._stage() not in (timeouts.TRAIN, timeouts.PLAN))
         if self._apart.note(meeting > view, now) >= APART_S or facts.agreement.refuses:
             return view + 1  # by steps of its own: nobody's word alone takes a member further

@@ -167,14 +167,15 @@ class _Tried:
 
     def rests(self, view: int, peers: Collection[PeerId], now: float) -> bool:
         """True if the same were tried just now."""
-        return self._are(view, peers) and now - self.at < self.rest_s
+        return self.has(view, peers) and now - self.at < self.rest_s
 
     def note(self, view: int, peers: Collection[PeerId], now: float) -> None:
         """They are tried."""
-        self.rest_s = 2 * self.rest_s if self._are(view, peers) else TRY_AGAIN_S
+        self.rest_s = 2 * self.rest_s if self.has(view, peers) else TRY_AGAIN_S
         self.view, self.peers, self.at = view, frozenset(peers), now
 
-    def _are(self, view: int, peers: Collection[PeerId]) -> bool:
+    def has(self, view: int, peers: Collection[PeerId]) -> bool:
+        """True if it was these, in this view, that were tried last."""
         return (self.view, self.peers) == (view, frozenset(peers))
 
 
@@ -305,7 +306,10 @@ class Lead:
         kept = {p: r for p, r in candidates.items() if p not in evicted - {facts.me}}
         if not facts.is_quorum(kept.keys()):
             # Too few without them: whoever is alive is tried again rather than nobody going on.
-            if self._tried.rests(facts.agreement.view, candidates, now):
+            view, again = facts.agreement.view, self._tried.has(facts.agreement.view, candidates)
+            if again and facts.is_quorum(kept.keys() | (facts.ahead() & facts.alive)):
+                facts.gave_up = view  # with those in a later view they are enough, and go on there
+            if facts.gave_up == view or self._tried.rests(view, candidates, now):
                 return None
             kept = candidates
         gone = tuple(sorted(evicted - kept.keys()))

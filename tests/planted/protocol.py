@@ -569,6 +569,19 @@ PROTOCOL: tuple[Bug, ...] = (
         "if len(begun) > 1000 * LINEAGES_LIMIT:",
     ),
     bug(
+        "the time of a view begins with whoever comes to it first",
+        "tests/protocol/test_meeting_views.py",
+        "if view and not facts.is_quorum({facts.me, *(peer for peer, later in promised.items() if later >= view)}):",
+        "if not view and not promised and not facts.has_quorum():",
+    ),
+    bug(
+        "a lead tries who is lost again, though others would do that are in a later view",
+        "tests/protocol/test_one_word.py"
+        "::test_lead_gives_up_its_view_where_only_those_in_a_later_one_make_up_for_who_is_lost",
+        "if again and facts.is_quorum(kept.keys() | (facts.ahead() & facts.alive)):",
+        "if facts.is_quorum(kept.keys()):",
+    ),
+    bug(
         "a lead begins another reduction that nobody follows, and stays",
         "tests/protocol/test_one_word.py::test_lead_that_has_begun_all_that_it_may_gives_up_its_view",
         "if not self._may_begin(order):",

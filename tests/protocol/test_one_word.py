@@ -237,6 +237,25 @@ def test_lead_that_has_begun_all_that_it_may_gives_up_its_view(monkeypatch: pyte
     assert not any(sends(effect, Plan) for effect in effects)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_lead_gives_up_its_view_where_only_those_in_a_later_one_make_up_for_who_is_lost(ahead: int) -> None:
+    """Else it would try the lost again and again, while one that lives waits for the others elsewhere."""
+    _, machines, leader, plan = planned(5)
+    machine, others = machines[leader], [m for m in machines if m is not machines[leader]]
+    for one in others[:ahead]:
+        moved = one.agreement.move_to(1)
+        (change,) = (e.message for e in moved if sends(e, ViewChange))  # type: ignore[union-attr]
+        machine.receive(one.me, change, 1.5)
+    lost = frozenset(one.me for one in others[ahead:3])
+    again = machine._lead._begin_another(plan, lost, 2.0)
+    assert again is not None, "they are tried once more: they may have been started again"
+    assert set(again.remaining) == set(plan.remaining) - {one.me for one in others[:ahead]}
+    another = machine._lead._begin_another(again, lost, 2.0 + TRY_AGAIN_S)
+    assert (another is None) == bool(ahead)
+    assert machine._facts.gave_up == (0 if ahead else None)
+    assert any(sends(effect, ViewChange) for effect in machine.tick(4.0)) == bool(ahead)
+
+
 def test_lead_that_lost_too_many_to_go_on_tries_the_same_again_more_and_more_rarely() -> None:
     """Else all the reductions of a view are begun within seconds, and none is left for when others are back."""
     _, machines, leader, plan = planned(4)

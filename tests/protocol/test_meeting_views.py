@@ -1,0 +1,98 @@
+"""Members that came to different views meet again: nobody climbs past the others for as long as they climb past it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from shoal.protocol import chain as chains
+from shoal.protocol.agreement import Broadcast
+from shoal.protocol.durable import ABSTAIN, DurableRecord
+from shoal.protocol.effects import MemberEffect
+from shoal.protocol.messages import Plan, Prepare, Propose, Ready, Report, ViewChange, Vote
+from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.voting import FaultModel, Voting
+from tests.protocol import round_lab, round_node
+from tests.protocol.lab import paper_identities
+from tests.protocol.round_lab import RoundLab
+from tests.protocol.round_node import SETTINGS
+
+pytestmark = pytest.mark.usefixtures("paper_signatures")
+
+SLOW_S = 100.0
+GRACE_S, REDUCE_S = 10.0, 120.0
+SOON_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times that `shoal init` writes, and a slower clock."""
+    monkeypatch.setattr(round_lab, "TICK_S", 0.5)
+    monkeypatch.setattr(round_node, "SETTINGS", replace(SETTINGS, grace_s=GRACE_S, reduce_deadline_s=REDUCE_S))
+
+
+def leads_of(lab: RoundLab) -> list[int]:
+    lab.run_for(0.2)
+    return [lab.lead(view) for view in range(len(lab.nodes))]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("down_s", [300.0, 900.0])
+def test_who_was_alone_with_one_that_may_not_sign_goes_on_with_the_first_that_is_back(
+    place: int, down_s: float
+) -> None:
+    """It counts for a quorum whoever lives, also who abstains after a torn log, and has climbed for all that time."""
+    lab = RoundLab(3, reduce_s=2.0)
+    torn = leads_of(lab)[place]
+    down, alone = (number for number in leads_of(lab) if number != torn)
+    node, head = lab.nodes[torn], lab.nodes[torn].chain.head
+    lab.kill(torn)
+    lab.run_for(0.2)
+    node.log.append(DurableRecord(kind=ABSTAIN, term=head.next_term, round=head.next_round))
+    lab.restart(torn)
+    lab.kill(down)
+    lab.run_for(down_s)
+    assert node.running().agreement.abstains
+    lab.restart(down)
+    assert lab.run_until(lab.height_of([down, alone], 1), down_s) < SOON_S
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_who_left_the_view_of_those_that_train_longer_does_not_pass_them_for_ever(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A liar says to the quick one alone that it contributes, and later to all, and nothing more ever."""
+    voters = tuple(sorted(identity.peer_id for identity in paper_identities(4)))
+    monkeypatch.setattr(chains, "CONTRIBUTORS", Voting(FaultModel.LYING, voters))
+    lab = RoundLab(4, reduce_s=2.0, seed=1)
+    order = leads_of(lab)
+    liar = order[place]
+    quick, *slow = (number for number in order[1:] + order[:1] if number != liar)
+    for node in lab.nodes:
+        node.train_s = SLOW_S if node.number in slow else 1.0
+        node.trained_at = lab.now + node.train_s
+    says_to = [{quick}]
+
+    def lies(number: int, effect: MemberEffect) -> Collection[int] | None:
+        if number != liar or not isinstance(effect, Broadcast):
+            return None
+        if isinstance(effect.message, ViewChange | Prepare | Vote | Report | Propose | Plan):
+            return set()
+        contributes = isinstance(effect.message, Ready) and effect.message.role == CONTRIBUTOR
+        return says_to[0] if contributes else None
+
+    def tell_all() -> None:
+        says_to[0] = {number for number in order if number != liar}
+        for message in lab.nodes[liar].running().current():
+            if isinstance(message, Ready):
+                lab.broadcast(liar, message)
+
+    lab.intercept = lies
+    takes_part = lab._takes_part
+    monkeypatch.setattr(lab, "_takes_part", lambda number, *seen: number != liar and takes_part(number, *seen))
+    lab.after(SLOW_S - 0.5, tell_all)
+    honest = [number for number in order if number != liar]
+    took_s = lab.run_until(lab.height_of(honest, 1), 3000)
+    assert took_s < SLOW_S + (SOON_S if place > 1 else 4 * REDUCE_S), "its own view aside, they go on at once"
