@@ -637,10 +637,14 @@ class RoundMachine:
         return in_crowd(self._resend_s, len(self._facts.alive))
 
     def _is_waited_for(self) -> bool:
-        """True if all have reported to this lead, which is still reducing: its plan, again, tells that it lives."""
+        """True if all may have reported, as others see it, and this lead reduces still, or waits for one whose report
+        came to others alone: its plan, again, tells that it lives.
+        """
         plan, facts = self.plan, self._facts
-        if plan is None or (plan.planner, plan.view) != (self.me, self.agreement.view) or facts.my_report() is not None:
+        if plan is None or (plan.planner, plan.view) != (self.me, self.agreement.view) or facts.agreement.proposed:
             return False
+        if facts.my_report() is not None:
+            return facts.is_quorum(facts.reported(plan))
         return facts.remaining(plan) - {self.me} <= facts.reports.get(plan.hash, {}).keys()
 
     def _lead_on(self, now: float) -> list[Effect]:

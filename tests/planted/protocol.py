@@ -569,6 +569,13 @@ PROTOCOL: tuple[Bug, ...] = (
         "if len(begun) > 1000 * LINEAGES_LIMIT:",
     ),
     bug(
+        "a lead that waits for a last report says nothing of it",
+        "tests/protocol/test_meeting_views.py"
+        "::test_report_that_came_to_one_alone_makes_nobody_leave_a_lead_that_waits_for_it",
+        "return facts.is_quorum(facts.reported(plan))",
+        "return False",
+    ),
+    bug(
         "the time of a view begins with whoever comes to it first",
         "tests/protocol/test_meeting_views.py",
         "if view and not facts.is_quorum({facts.me, *(peer for peer, later in promised.items() if later >= view)}):",

@@ -11,8 +11,10 @@ from shoal.protocol import chain as chains
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.durable import ABSTAIN, DurableRecord
 from shoal.protocol.effects import MemberEffect
+from shoal.protocol.leading import REPORT_GRACE_S
 from shoal.protocol.messages import Plan, Prepare, Propose, Ready, Report, ViewChange, Vote
 from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.timeouts import VOTE_TIMEOUT_S
 from shoal.protocol.voting import FaultModel, Voting
 from tests.protocol import round_lab, round_node
 from tests.protocol.lab import paper_identities
@@ -22,6 +24,7 @@ from tests.protocol.round_node import SETTINGS
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
 SLOW_S = 100.0
+TRAIN_S, REDUCED_S = 1.0, 2.0
 GRACE_S, REDUCE_S = 10.0, 120.0
 SOON_S = 60.0
 
@@ -36,6 +39,14 @@ def _as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 def leads_of(lab: RoundLab) -> list[int]:
     lab.run_for(0.2)
     return [lab.lead(view) for view in range(len(lab.nodes))]
+
+
+def beside_a_liar(monkeypatch: pytest.MonkeyPatch) -> tuple[RoundLab, list[int]]:
+    """Four named voters of which one may lie, and in which order they lead."""
+    voters = tuple(sorted(identity.peer_id for identity in paper_identities(4)))
+    monkeypatch.setattr(chains, "CONTRIBUTORS", Voting(FaultModel.LYING, voters))
+    lab = RoundLab(4, train_s=TRAIN_S, reduce_s=REDUCED_S, seed=1)
+    return lab, leads_of(lab)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -64,10 +75,7 @@ def test_who_left_the_view_of_those_that_train_longer_does_not_pass_them_for_eve
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A liar says to the quick one alone that it contributes, and later to all, and nothing more ever."""
-    voters = tuple(sorted(identity.peer_id for identity in paper_identities(4)))
-    monkeypatch.setattr(chains, "CONTRIBUTORS", Voting(FaultModel.LYING, voters))
-    lab = RoundLab(4, reduce_s=2.0, seed=1)
-    order = leads_of(lab)
+    lab, order = beside_a_liar(monkeypatch)
     liar = order[place]
     quick, *slow = (number for number in order[1:] + order[:1] if number != liar)
     for node in lab.nodes:
@@ -96,3 +104,24 @@ def test_who_left_the_view_of_those_that_train_longer_does_not_pass_them_for_eve
     honest = [number for number in order if number != liar]
     took_s = lab.run_until(lab.height_of(honest, 1), 3000)
     assert took_s < SLOW_S + (SOON_S if place > 1 else 4 * REDUCE_S), "its own view aside, they go on at once"
+
+
+@pytest.mark.parametrize("heard_by", [0, 1, 2, 3])
+@pytest.mark.parametrize("place", [2, 3])
+def test_report_that_came_to_one_alone_makes_nobody_leave_a_lead_that_waits_for_it(
+    heard_by: int, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lead waits for who has not reported to it; one that heard that report waits for the lead."""
+    lab, order = beside_a_liar(monkeypatch)
+    liar, only = order[place], order[heard_by]
+
+    def lies(number: int, effect: MemberEffect) -> Collection[int] | None:
+        if number != liar or not isinstance(effect, Broadcast):
+            return None
+        if isinstance(effect.message, Report):
+            return {only} - {liar}
+        return set() if isinstance(effect.message, ViewChange | Prepare | Vote | Propose) else None
+
+    lab.intercept = lies
+    honest = [number for number in order if number != liar]
+    assert lab.run_until(lab.height_of(honest, 1), 600) < TRAIN_S + REDUCED_S + REPORT_GRACE_S + VOTE_TIMEOUT_S + 2.0
