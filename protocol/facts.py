@@ -164,10 +164,15 @@ class Gathering:
         return self.returners if trains else candidates.keys()
 
     def note_half_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId], now: float) -> None:
-        """Remember when at least half of those who train, and would have a seat, were done."""
+        """Remember when at least half of those who train, and would have a seat, were done.
+
+        Or of all who train, where they fill the seats: the few whose turn it is may never be.
+        """
         if self.half_ready_at is None:
-            done, trainers = self._done(alive, leaves)
-            if done and 2 * done >= trainers:
+            done, seats = self._done(alive, leaves)
+            ready, trainers = self._ready(), self._training(alive, leaves)
+            of_all = len(ready) >= seats and 2 * len(ready) >= len(ready | trainers)
+            if (done and 2 * done >= seats) or (ready and of_all):
                 self.half_ready_at = now
 
     def most_ready(self, alive: Collection[PeerId], leaves: Collection[PeerId]) -> bool:

@@ -576,6 +576,13 @@ PROTOCOL: tuple[Bug, ...] = (
         "return False",
     ),
     bug(
+        "a round waits for ever for the few whose turn it is",
+        "tests/protocol/test_one_word.py"
+        "::test_those_whose_turn_it_is_and_that_train_for_ever_keep_no_round_from_being_half_ready",
+        "or (ready and of_all)",
+        "or (not ready and of_all)",
+    ),
+    bug(
         "the time of a view begins with whoever comes to it first",
         "tests/protocol/test_meeting_views.py",
         "if view and not facts.is_quorum({facts.me, *(peer for peer, later in promised.items() if later >= view)}):",

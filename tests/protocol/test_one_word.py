@@ -10,8 +10,10 @@ import pytest
 
 from shoal.lab.signed import moves_of, propose_of, signed_report
 from shoal.protocol.agreement import Broadcast
+from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import CloseOff, Effect, Repair, StartReduce
 from shoal.protocol.errors import RemoteError
+from shoal.protocol.facts import Gathering
 from shoal.protocol.leading import TRY_AGAIN_S
 from shoal.protocol.messages import (
     MEMBER_LIMIT,
@@ -33,13 +35,14 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
 from shoal.protocol.round import LINEAGES_LIMIT, RoundMachine
+from shoal.protocol.seats import Seating
 from shoal.protocol.terms import make_consent
 from shoal.protocol.timeouts import DOUBLINGS_LIMIT, PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S, doubled
-from tests.protocol.lab import PaperIdentity
+from tests.protocol.lab import SWARM, PaperIdentity, paper_identities
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned, sends
 from tests.protocol.round_node import SETTINGS, report_on
-from tests.round_messages import value_with
+from tests.round_messages import ready_with, value_with
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
@@ -451,3 +454,21 @@ def test_contributions_of_strangers_make_no_round_half_ready() -> None:
     assert broadcast(lead.tick(1.2 + 2 * SETTINGS.grace_s), Plan) == []
     lead.receive(second.me, contribution(second), 20.0)
     assert broadcast(lead.tick(20.0 + SETTINGS.grace_s), Plan) != []
+
+
+@pytest.mark.parametrize("seats", [1, 2, 3])
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_those_whose_turn_it_is_and_that_train_for_ever_keep_no_round_from_being_half_ready(
+    seats: int, others: int
+) -> None:
+    """The first `seats` of the line say that they train, and say so for ever."""
+    peers = [identity.peer_id for identity in paper_identities(seats + others)]
+    previous = genesis(SWARM, peers)
+    seating = Seating(seats, tuple(peers))
+    gathering = Gathering(members=peers, returners=(), state=previous.digest, seating=seating)
+    for peer in peers[:seats]:
+        gathering.take(peer, absent_ready(TRAINING, previous, previous.digest))
+    for peer in peers[seats:]:
+        gathering.take(peer, ready_with(previous, domain_hash(peer), state=previous.digest, tokens=5))
+    gathering.note_half_ready(peers, (), 100.0)
+    assert (gathering.half_ready_at == 100.0) == (others >= seats)
