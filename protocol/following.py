@@ -4,6 +4,8 @@
     its view lacks the votes that it needs              ─► the next view, on the way to where all meet
     the lead's proposal leaves out who reported         ─► the next view, at once, with those Reports
     the lead died, left, or is accused by enough        ─► the next view, at once
+    others are accused by enough, and it goes on
+    with them although it need not                      ─► the same, after `ACT_S`
     the lead went on to another, and proposed nothing   ─► the same
     the lead has not been met, nor anybody moved on     ─► the same, after `VIEW_SYNC_S`
     the lead says nothing for too long (timeouts.py)    ─► the same
@@ -32,12 +34,15 @@ from __future__ import annotations
 from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import REPLAN_SETTLE_S
+from shoal.protocol.leading import HELD_TIMEOUT_S, REPLAN_SETTLE_S
 from shoal.protocol.messages import Plan
-from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled
+from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled, in_crowd
 
 VIEW_SYNC_S = 2.0
 """So long a member that has a quorum waits for a lead that it has not met since it was started."""
+ACT_S = 6.0
+"""So much longer than those that remain may take to say what they hold (`HELD_TIMEOUT_S`) a lead has to go on without
+whom enough accuse."""
 APART_S = 2.0
 """So long a view has been without the votes that it needs before a member moves: who was lost may be back at once."""
 
@@ -52,6 +57,10 @@ class LeadWatch:
         self._accused = Since()
         self._accused_under: Plan | None = None
         """The plan under which the lead of this view was accused last."""
+        self._kept_on = Since()
+        self._to_go: frozenset[PeerId] = frozenset()
+        self._to_go_under: Plan | None = None
+        """The plan under which these were accused last by enough."""
         self._apart = Since()
         self._together = Since()
         self._unmet: set[PeerId] | None = None
@@ -99,7 +108,8 @@ class LeadWatch:
         gone = leader in facts.leaves or (leader not in facts.alive and not awaited) or facts.gave_up == view
         gone |= promised.get(leader, 0) > view and not facts.agreement.proposed
         silent = self._is_silent(leader, now)
-        if gone or silent or self._is_accused(leader, now) or self._timeouts.over(now):
+        idle = self._keeps_the_accused(leader, now)
+        if gone or silent or idle or self._is_accused(leader, now) or self._timeouts.over(now):
             return self._next_view(view)
         return None
 
@@ -137,6 +147,23 @@ class LeadWatch:
         self._accused_under = under
         accused_s = self._accused.note(under is not None, now)
         return under is not None and accused_s >= REPLAN_SETTLE_S
+
+    def _keeps_the_accused(self, leader: PeerId, now: float) -> bool:
+        """True if the lead had its time to go on without others that enough accuse, and plans with them still."""
+        facts, plan, under = self._facts, self._facts.plan, self._to_go_under
+        if plan is None or plan.view != facts.agreement.view or leader == facts.me or facts.agreement.proposed:
+            self._to_go, self._kept_on.at = frozenset(), None
+            return False
+        to_go = facts.accusations.believed(plan, facts.alive) - {leader, facts.me}
+        if to_go and facts.is_quorum(facts.remaining(plan) - to_go):
+            self._to_go, self._to_go_under = frozenset(to_go), plan
+        elif under == plan or under is None or under.view != plan.view:
+            self._to_go = frozenset()
+        else:  # to plan again ends no accusation, but for whom it leaves out
+            self._to_go &= frozenset(plan.remaining)
+        waited_s = self._kept_on.note(bool(self._to_go), now)
+        held_s = in_crowd(HELD_TIMEOUT_S, len(plan.participants))
+        return bool(self._to_go) and waited_s >= doubled(held_s + ACT_S, plan.view)
 
     def _is_silent(self, leader: PeerId, now: float) -> bool:
         """True if the lead should have proposed, or planned, and either has had its time or cannot be reached."""

@@ -583,6 +583,18 @@ PROTOCOL: tuple[Bug, ...] = (
         "or (not ready and of_all)",
     ),
     bug(
+        "a lead keeps whom enough accuse until the time of its view is over",
+        "tests/protocol/test_meeting_views.py::test_lead_that_goes_on_with_whom_enough_accuse_is_left",
+        "if gone or silent or idle or self._is_accused",
+        "if gone or silent or self._is_accused",
+    ),
+    bug(
+        "a lead that plans again has its time anew to go on without whom enough accuse",
+        "tests/protocol/test_meeting_views.py::test_lead_that_goes_on_with_whom_enough_accuse_is_left",
+        "elif under == plan or under is None or under.view != plan.view:",
+        "else:\n            self._to_go = frozenset()\n        if not plan:",
+    ),
+    bug(
         "the time of a view begins with whoever comes to it first",
         "tests/protocol/test_meeting_views.py",
         "if view and not facts.is_quorum({facts.me, *(peer for peer, later in promised.items() if later >= view)}):",

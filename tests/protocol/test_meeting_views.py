@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
@@ -11,9 +11,11 @@ from shoal.protocol import chain as chains
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.durable import ABSTAIN, DurableRecord
 from shoal.protocol.effects import MemberEffect
-from shoal.protocol.leading import REPORT_GRACE_S
-from shoal.protocol.messages import Plan, Prepare, Propose, Ready, Report, ViewChange, Vote
-from shoal.protocol.planning import CONTRIBUTOR
+from shoal.protocol.following import ACT_S
+from shoal.protocol.leading import HELD_TIMEOUT_S, REPORT_GRACE_S, Order
+from shoal.protocol.messages import Evict, Plan, Prepare, Propose, Ready, Report, ViewChange, Vote
+from shoal.protocol.planning import CONTRIBUTOR, PlanOrder, reroute_plan
+from shoal.protocol.round import RoundMachine
 from shoal.protocol.timeouts import VOTE_TIMEOUT_S
 from shoal.protocol.voting import FaultModel, Voting
 from tests.protocol import round_lab, round_node
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("paper_signatures")
 
 SLOW_S = 100.0
 TRAIN_S, REDUCED_S = 1.0, 2.0
+STALL_S, AGAIN_S = 4.0, 6.0
 GRACE_S, REDUCE_S = 10.0, 120.0
 SOON_S = 60.0
 
@@ -125,3 +128,50 @@ def test_report_that_came_to_one_alone_makes_nobody_leave_a_lead_that_waits_for_
     lab.intercept = lies
     honest = [number for number in order if number != liar]
     assert lab.run_until(lab.height_of(honest, 1), 600) < TRAIN_S + REDUCED_S + REPORT_GRACE_S + VOTE_TIMEOUT_S + 2.0
+
+
+@pytest.mark.parametrize("untold", [1, 2, 3])
+@pytest.mark.parametrize("again", [False, True])
+def test_lead_that_goes_on_with_whom_enough_accuse_is_left(
+    untold: int, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It plans with one that it does not tell of it, and may plan so again and again, or say nothing more."""
+    lab, order = beside_a_liar(monkeypatch)
+    liar, out = order[0], order[untold]
+    first: list[Plan] = []
+
+    def lies(number: int, effect: MemberEffect) -> Collection[int] | None:
+        if number != liar or not isinstance(effect, Broadcast):
+            return None
+        message = effect.message
+        if isinstance(message, Plan) and not message.view:
+            first.append(message)
+            return set(order) - {liar, out} if again or message == first[0] else set()
+        return set() if isinstance(message, ViewChange | Prepare | Vote | Propose | Evict | Plan) else None
+
+    lab.intercept = lies
+    if again:
+        liars = lab.nodes[liar].running()
+        monkeypatch.setattr(liars._lead, "next_order", replanning(liars, liars._lead.next_order))
+    honest = [number for number in order if number != liar]
+    left_after_s = 2 * STALL_S + HELD_TIMEOUT_S + ACT_S
+    views_s = TRAIN_S + left_after_s + VOTE_TIMEOUT_S * 2 + 4 * REDUCED_S + 2 * REPORT_GRACE_S
+    assert lab.run_until(lab.height_of(honest, 1), 600) < views_s
+
+
+def replanning(machine: RoundMachine, honest: Callable[..., Order | None]) -> Callable[..., Order | None]:
+    """Another plan with the same participants every few seconds, in place of what an honest lead would do."""
+    last = [0.0]
+
+    def order(now: float, *, view_since: float) -> Order | None:
+        plan = machine.plan
+        if plan is None or plan.planner != machine.me:
+            return honest(now, view_since=view_since)
+        if now - last[0] < AGAIN_S:
+            return None
+        last[0] = now
+        return reroute_plan(
+            plan, PlanOrder(view=0, attempt=plan.attempt + 1, planner=machine.me, evicted=plan.evicted), plan.relays
+        )
+
+    return order
