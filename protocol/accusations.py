@@ -16,7 +16,7 @@ A lead goes on to the next relay as soon as one has spoken, so its plan may come
 That word counts still if it was on its way (`ON_ITS_WAY_S`), beside another's that was in time. Else each of the honest
 would have heard another part of what was said: one alone would leave the view of a lead that lies, and the others, a
 quorum with it, stay until its time is over. To leave a view costs nobody its place, and takes less: late words alone,
-or, beside one that speaks against the lead, somebody who has left already (`speak_against_lead`).
+or, beside a relay that speaks against the lead, somebody who has left already (`speak_against_lead`).
 """
 
 from __future__ import annotations
@@ -210,16 +210,15 @@ class Accusations:
         """True if enough speak against the lead that made `plan` for a member to leave its view.
 
         As in `believed`; a relay's late word counts like any other, and who is ahead, in a later view, as the second
-        voice beside another's.
+        voice beside another relay's: beside a lone accuser, who may have no way to the lead, one liar would be enough.
         """
         lead, said = plan.planner, self._heard(plan, alive)
         if not said:
             return False
-        living = _living(plan, alive)
         relays = self.relays_against(plan, alive).get(lead, frozenset())
         relays |= self._of_parties(plan, alive, self._late).get(lead, frozenset())
-        voices = {*_unexcused(said, living, suspected).get(lead, ()), *relays} - {lead}
-        joined = any(voice != other for voice in voices for other in living.intersection(ahead) - {lead})
+        living = _living(plan, alive)
+        joined = any(relay != other for relay in relays for other in living.intersection(ahead) - {lead})
         return joined or len(relays) >= _relays_needed(living) or lead in self.believed(plan, alive, suspected)
 
     def disputes(self, plan: Plan, alive: Collection[PeerId]) -> set[Dispute]:

@@ -131,7 +131,7 @@ class LeadWatch:
         return timeouts.TRAIN if facts.gathering.half_ready_at is None else timeouts.PLAN
 
     def _is_accused(self, leader: PeerId, now: float) -> bool:
-        """True if enough have spoken against it for a moment, and it answered by no more than another plan.
+        """True if enough speak against it, and first did so a moment ago, be it under another plan of this view.
 
         What was said about a plan of an earlier view is no word against this lead.
         """
@@ -140,13 +140,15 @@ class LeadWatch:
             plan = None
         if plan is None or (under is not None and under.view != plan.view):
             self._accused.at = under = None
-        if plan is not None and facts.accusations.speak_against_lead(plan, facts.alive, facts.suspected, facts.ahead()):
+        accused = plan is not None and facts.accusations.speak_against_lead(
+            plan, facts.alive, facts.suspected, facts.ahead()
+        )
+        if accused:
             under = plan
         elif under == plan:
             under = None
         self._accused_under = under
-        accused_s = self._accused.note(under is not None, now)
-        return under is not None and accused_s >= REPLAN_SETTLE_S
+        return self._accused.note(under is not None, now) >= REPLAN_SETTLE_S and accused
 
     def _keeps_the_accused(self, leader: PeerId, now: float) -> bool:
         """True if the lead had its time to go on without others that enough accuse, and plans with them still."""
@@ -159,11 +161,11 @@ class LeadWatch:
             self._to_go, self._to_go_under = frozenset(to_go), plan
         elif under == plan or under is None or under.view != plan.view:
             self._to_go = frozenset()
-        else:  # to plan again ends no accusation, but for whom it leaves out
+        else:  # another plan may be the answer, or none: if they are accused again, the lead has had its time
             self._to_go &= frozenset(plan.remaining)
         waited_s = self._kept_on.note(bool(self._to_go), now)
         held_s = in_crowd(HELD_TIMEOUT_S, len(plan.participants))
-        return bool(self._to_go) and waited_s >= doubled(held_s + ACT_S, plan.view)
+        return not self._to_go.isdisjoint(to_go) and waited_s >= doubled(held_s + ACT_S, plan.view)
 
     def _is_silent(self, leader: PeerId, now: float) -> bool:
         """True if the lead should have proposed, or planned, and either has had its time or cannot be reached."""

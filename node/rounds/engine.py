@@ -328,9 +328,7 @@ PERFORMERS: Mapping[type[Any], Callable[[Engine, Any], Any]] = {
         effect.work, alone=effect.alone, delegate=effect.delegate
     ),
     effects.DrawGenesis: lambda engine, effect: engine._transition.draw(effect.certified),
-    effects.DropOrder: _first_of_order(
-        lambda engine, effect: trio.to_thread.run_sync(engine._orders.remove, effect.kind)
-    ),
+    effects.DropOrder: lambda engine, effect: trio.to_thread.run_sync(engine._orders.remove, effect.kind),
     effects.Evicted: Engine._evicted,
     effects.Examine: Engine._examine,
     effects.FetchFinals: Engine._fetch_finals,

@@ -67,21 +67,21 @@ PROTOCOL: tuple[Bug, ...] = (
     ),
     bug(
         "who leaves a view is no voice against its lead",
-        "tests/protocol/test_accusations.py::test_who_left_the_view_of_a_lead_is_the_second_voice_against_it",
+        "tests/protocol/test_accusations.py::test_who_left_the_view_of_a_lead_is_the_second_voice_beside_a_relay",
         "return joined or len(relays)",
         "return len(relays)",
     ),
     bug(
-        "one that leaves a view and accuses its lead takes all others along",
-        "tests/protocol/test_accusations.py::test_who_left_the_view_of_a_lead_is_the_second_voice_against_it",
-        "voice != other for voice in voices for other",
-        "True for voice in voices for other",
+        "one relay that leaves a view and speaks against its lead takes all others along",
+        "tests/protocol/test_accusations.py::test_who_left_the_view_of_a_lead_is_the_second_voice_beside_a_relay",
+        "relay != other for relay in relays for other",
+        "True for relay in relays for other",
     ),
     bug(
         "a lead ends what is said against it by planning again",
-        "tests/protocol/test_round_stalls.py::test_lead_that_two_accuse_is_left_though_it_plans_again",
+        "tests/protocol/test_round_stalls.py::test_lead_that_plans_again_when_two_accuse_it_is_left_if_they_do_again",
         "elif under == plan:",
-        "else:",
+        "elif not accused:",
     ),
     bug(
         "relays that another lead tried are not tried again",

@@ -440,29 +440,28 @@ def test_plan_that_is_followed_again_is_spoken_about_however_long_ago_it_was_lef
 
 
 @pytest.mark.parametrize(
-    ("said", "ahead", "leaves"),
+    ("speaks", "ahead", "leaves"),
     [
-        ({1: ((0,), ())}, (), False),
-        ({1: ((0,), ())}, (2,), True),
-        ({1: ((), (0,))}, (2,), True),
-        ({1: ((0,), ())}, (1,), False),  # one voice, however it leaves
-        ({1: ((0,), ())}, (1, 2), True),
-        ({1: ((0,), ())}, (0,), False),  # the lead's own
-        ({1: ((0,), ())}, (5,), False),  # takes no part
-        ({1: ((2,), ())}, (3,), False),  # of another than the lead
-        ({1: ((), (0,)), 0: ((), (0,))}, (2,), False),  # it waits itself
-        ({}, (1, 2, 3), False),
-        ({1: ((0,), ()), 2: ((0,), ())}, (), True),
+        (True, (), False),
+        (True, (3,), True),
+        (True, (2,), False),  # the relay itself: one voice, however it leaves
+        (True, (2, 3), True),
+        (True, (1,), True),  # its accuser, who is no relay
+        (True, (0,), False),  # the lead
+        (True, (5,), False),  # takes no part
+        (False, (1, 2, 3), False),  # one liar that is ahead, and one without a way to the lead
     ],
 )
-def test_who_left_the_view_of_a_lead_is_the_second_voice_against_it(
-    said: Said, ahead: tuple[int, ...], leaves: bool
+def test_who_left_the_view_of_a_lead_is_the_second_voice_beside_a_relay(
+    speaks: bool, ahead: tuple[int, ...], leaves: bool
 ) -> None:
-    plan = plan_of(4)
-    accusations = heard(plan, said)
+    plan = plan_of(4, relays=(Relay(0, 1, 2),))
+    accusations = heard(plan, {1: ((0,), ())})
+    if speaks:
+        accusations.take_relayed(PEERS[2], relayed(plan, {(0, 1): NOTHING_CAME}))
+    assert plan.planner == PEERS[0]
     assert accusations.speak_against_lead(plan, ALIVE, (), {PEERS[n] for n in ahead}) == leaves
-    if len(said) < 2:
-        assert accusations.believed(plan, ALIVE) == set(), "nobody loses its place for that"
+    assert accusations.believed(plan, ALIVE) == set(), "nobody loses its place for that"
 
 
 def test_who_is_accused_by_others_too_loses_where_no_path_is_left() -> None:
