@@ -596,7 +596,8 @@ PROTOCOL: tuple[Bug, ...] = (
     ),
     bug(
         "the time of a view begins with whoever comes to it first",
-        "tests/protocol/test_meeting_views.py",
+        "tests/protocol/test_meeting_views.py"
+        "::test_who_was_alone_with_one_that_may_not_sign_goes_on_with_the_first_that_is_back",
         "if view and not facts.is_quorum({facts.me, *(peer for peer, later in promised.items() if later >= view)}):",
         "if not view and not promised and not facts.has_quorum():",
     ),
