@@ -78,10 +78,10 @@ AUDITS: tuple[Bug, ...] = (
         "tests/node/audits/test_work_audit.py::test_disk_that_takes_no_files_to_weigh_is_a_storage_error",
         """
         with disk_errors(self._p.store.folder):
-            folder = tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._p.store.folder)
+            folder = tempfile.TemporaryDirectory(prefix=WEIGHED_PREFIX, dir=self._p.store.folder)
         """,
         """
-        folder = tempfile.TemporaryDirectory(prefix="shoal-work-", dir=self._p.store.folder)
+        folder = tempfile.TemporaryDirectory(prefix=WEIGHED_PREFIX, dir=self._p.store.folder)
         """,
     ),
     bug(

@@ -618,8 +618,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "a lead that has too few begins all the reductions of its view within seconds",
         "tests/protocol/test_one_word.py"
         "::test_lead_that_lost_too_many_to_go_on_tries_the_same_again_more_and_more_rarely",
-        "if self._tried.rests(facts.agreement.view, candidates, now):",
-        "if False:",
+        "if facts.gave_up == view or self._tried.rests(view, candidates, now):",
+        "if facts.gave_up == view:",
     ),
     bug(
         "who spoke of many plans may speak of no other",
@@ -1938,8 +1938,14 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "in a crowd all have to say what they hold as soon as among few",
         "tests/protocol/test_round_stalls.py::test_in_a_crowd_a_participant_has_longer_to_say_what_it_holds",
-        "held_s = in_crowd(HELD_TIMEOUT_S, len(plan.participants))",
-        "held_s = HELD_TIMEOUT_S",
+        """
+        held_s = in_crowd(HELD_TIMEOUT_S, len(plan.participants))
+        late = silent - {facts.me} if now - eviction.since >= held_s else set()
+        """,
+        """
+        held_s = HELD_TIMEOUT_S
+        late = silent - {facts.me} if now - eviction.since >= held_s else set()
+        """,
     ),
     bug(
         "where most answer late nobody is waited for longer",
