@@ -278,7 +278,7 @@ class Accusations:
     def _of_parties(
         self, plan: Plan, alive: Collection[PeerId], spoken: Mapping[PeerId, frozenset[PeerId]]
     ) -> dict[PeerId, frozenset[PeerId]]:
-        """What living relays spoke, against those that accuse another now or are accused."""
+        """Relays that live, by whom they spoke against: of those alone that accuse somebody now, or are accused."""
         if not spoken:
             return {}
         living = _living(plan, alive)

@@ -79,11 +79,9 @@ def read(path: Path) -> Ed25519PrivateKey:
     passphrase = _passphrase_for(path) if data.startswith(_ENCRYPTED) else None
     try:
         key = serialization.load_pem_private_key(data, password=passphrase)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):
         if passphrase is not None:
             raise ConfigError(f"the passphrase does not open {path}, or the file is damaged; {remedy}") from None
-        raise ConfigError(f"{path} is damaged or is not a key file of Shoal's; {remedy}") from None
-    except InternalError:  # as of a flipped bit in what says of which kind it is
         raise ConfigError(f"{path} is damaged or is not a key file of Shoal's; {remedy}") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path} holds a key of another kind than Ed25519; {remedy}")

@@ -6,6 +6,22 @@ from tests.planted.bugs import Bug, bug
 
 SHELL: tuple[Bug, ...] = (
     bug(
+        "an order that the disk does not take ends the node",
+        "tests/node/rounds/test_inbox.py::test_order_that_the_disk_does_not_take_is_refused_and_the_node_goes_on",
+        """
+        except StorageError as error:
+            raise ConfigError(str(error)) from None
+
+    return perform
+        """,
+        """
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    return perform
+        """,
+    ),
+    bug(
         "who gave an order that could not be written is told, and the node goes on as if it had been",
         "tests/node/rounds/test_inbox.py"
         "::test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_others_hear_its_error",

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from shoal.node.rounds.engine import Engine
+from shoal.node.rounds.engine import PERFORMERS, Engine
 from shoal.node.rounds.inbox import (
     HEARD_LIMIT_BYTES,
     HEARD_PEER_LIMIT_BYTES,
@@ -24,8 +24,9 @@ from shoal.node.rounds.inbox import (
     Turn,
     in_turn,
 )
+from shoal.protocol import effects
 from shoal.protocol.early import EARLY_PEER_LIMIT_MESSAGES
-from shoal.protocol.errors import LocalError, RemoteError, StorageError
+from shoal.protocol.errors import ConfigError, LocalError, RemoteError, StorageError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.inputs import Linked, Received, SetPaused, Tick
 from shoal.protocol.messages import CHUNK_LIMIT, NO_HASH, ChunkResults, Held, Leave, Message, Term
@@ -208,6 +209,18 @@ async def test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_othe
             await in_turn(give.send_nowait, lambda: fail(error))
             pytest.fail("it ends the engine, and with it who waits")
     assert ended == [error]
+
+
+async def test_order_that_the_disk_does_not_take_is_refused_and_the_node_goes_on() -> None:
+    """Nothing is changed by then; what fails later ends the node, as above."""
+
+    def write(order: object) -> None:
+        raise StorageError("no room for the order")
+
+    engine = SimpleNamespace(_orders=SimpleNamespace(write=write))
+    with pytest.raises(ConfigError, match="no room for the order") as refused:
+        await PERFORMERS[effects.KeepOrder](engine, SimpleNamespace(order=None))  # type: ignore[arg-type]
+    assert not isinstance(refused.value, StorageError)
 
 
 async def test_error_of_a_turn_for_which_nobody_waits_is_the_engines() -> None:
