@@ -3,7 +3,9 @@
     the living are no quorum                            ─► wait: nothing can be expected
     its view lacks the votes that it needs              ─► the next view, on the way to where all meet
     the lead's proposal leaves out who reported         ─► the next view, at once, with those Reports
-    the lead died, left, or is accused by enough        ─► the next view, at once
+    the lead left, or is accused by enough              ─► the next view, at once
+    the lead is dead, and half of the contributions are
+    there, or somebody would go back or amend           ─► the same
     others are accused by enough, and it goes on
     with them although it need not                      ─► the same, after `ACT_S`
     the lead went on to another, and proposed nothing   ─► the same
@@ -105,7 +107,8 @@ class LeadWatch:
         leader = facts.agreement.lead(view)
         moved_on = any(later > view and peer in facts.alive for peer, later in promised.items())
         awaited = leader in (self._unmet or ()) and together_s < VIEW_SYNC_S and not moved_on
-        gone = leader in facts.leaves or (leader not in facts.alive and not awaited) or facts.gave_up == view
+        dead = leader not in facts.alive and not awaited and self._needs_lead()
+        gone = dead or leader in facts.leaves or facts.gave_up == view
         gone |= promised.get(leader, 0) > view and not facts.agreement.proposed
         silent = self._is_silent(leader, now)
         idle = self._keeps_the_accused(leader, now)
@@ -115,10 +118,13 @@ class LeadWatch:
 
     @property
     def rests(self) -> bool:
-        """True if a quorum and the lead are here, and nobody is in another view: nothing is waited for in seconds."""
+        """True if a quorum is here, and nobody is in another view: nothing is waited for in seconds."""
+        return self._apart.at is None and self._facts.has_quorum()
+
+    def _needs_lead(self) -> bool:
+        """True if there is something for a lead to do: until then one that is not here may be back in time."""
         facts = self._facts
-        lead_is_here = facts.agreement.lead(facts.agreement.view) in facts.alive
-        return lead_is_here and self._apart.at is None and facts.has_quorum()
+        return bool(self._stage() != timeouts.TRAIN or facts.consents or facts.amend_consents)
 
     def _stage(self) -> str:
         facts = self._facts

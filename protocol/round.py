@@ -389,7 +389,7 @@ class RoundMachine:
 
     @property
     def rests(self) -> bool:
-        """True if nothing is due but what messages lead to, or who lives: the members train, and their lead is here."""
+        """True if nothing is due but what messages lead to, or who lives: the members train, and a quorum is here."""
         facts = self._facts
         asked = facts.consents or facts.amend_consents
         trains = facts.plan is None and facts.gathering.half_ready_at is None and self.agreement.certificate is None

@@ -538,6 +538,19 @@ PROTOCOL: tuple[Bug, ...] = (
         "",
     ),
     bug(
+        "a lead that dies while all train is given up at once",
+        "tests/protocol/test_following.py"
+        "::test_lead_that_is_dead_while_all_train_is_given_up_only_when_half_of_them_are_done",
+        "return bool(self._stage() != timeouts.TRAIN or facts.consents or facts.amend_consents)",
+        "return True",
+    ),
+    bug(
+        "who would go back waits for a dead lead",
+        "tests/protocol/test_following.py::test_dead_lead_is_given_up_while_all_train_where_somebody_would_go_back",
+        "return bool(self._stage() != timeouts.TRAIN or facts.consents or facts.amend_consents)",
+        "return self._stage() != timeouts.TRAIN",
+    ),
+    bug(
         "every plan renews the patience with its lead",
         "tests/protocol/test_one_word.py"
         "::test_lead_that_plans_again_and_again_keeps_its_view_no_longer_than_two_plans_do",

@@ -417,10 +417,11 @@ SHELL: tuple[Bug, ...] = (
         "if True:",
     ),
     bug(
-        "a member rests while its lead is not here",
-        "tests/protocol/test_member.py::test_member_does_not_rest_while_it_waits_for_a_lead_that_has_not_come_yet",
-        "return lead_is_here and self._apart.at is None and facts.has_quorum()",
-        "return self._apart.at is None and facts.has_quorum()",
+        "a member rests while it waits for its lead",
+        "tests/protocol/test_member.py"
+        "::test_member_that_waits_for_a_lead_does_not_rest_and_while_it_trains_it_waits_for_none",
+        "trains = facts.plan is None and facts.gathering.half_ready_at is None and self.agreement.certificate is None",
+        "trains = facts.plan is None and self.agreement.certificate is None",
     ),
     bug(
         "a member that is to leave rests",

@@ -8,11 +8,12 @@ from shoal.lab.signed import change_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.following import VIEW_SYNC_S
-from shoal.protocol.messages import Value, ViewChange
+from shoal.protocol.messages import Target, Value, ViewChange, domain_hash
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.voting import lead_order
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
+from tests.protocol.round_machines import contribution
 from tests.protocol.round_node import SETTINGS, deal_evenly
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
@@ -27,8 +28,9 @@ def order_of(previous: Value) -> list[PaperIdentity]:
     return [by_peer[peer] for peer in lead_order(previous)]
 
 
-def machine_of(identity: PaperIdentity, previous: Value) -> RoundMachine:
-    return RoundMachine(
+def machine_of(identity: PaperIdentity, previous: Value, *, trains: bool = False, now: float = 0.0) -> RoundMachine:
+    """A machine that has announced its contribution, as three of the others have, or that trains yet."""
+    machine = RoundMachine(
         identity=identity,
         previous=previous,
         state=previous.digest,
@@ -36,6 +38,10 @@ def machine_of(identity: PaperIdentity, previous: Value) -> RoundMachine:
         settings=SETTINGS,
         deal=deal_evenly,
     )
+    for other in () if trains else order_of(previous)[1:]:
+        ready = contribution(machine, root=domain_hash("root", other.peer_id.encode()))
+        machine.receive(other.peer_id, ready, now) if other is not identity else machine.ready(ready, now)
+    return machine
 
 
 def first_value() -> Value:
@@ -60,7 +66,7 @@ def views(machine: RoundMachine, *looks: tuple[float, set[int]], order: list[Pap
 @pytest.mark.parametrize("alone_at_first", [True, False])
 def test_lead_that_has_not_come_yet_is_waited_for_from_the_quorum_on(alone_at_first: bool) -> None:
     order = order_of(first_value())
-    machine = machine_of(order[4], first_value())
+    machine = machine_of(order[4], first_value(), now=0.0 if alone_at_first else 10.0)
     looks = [(0.0, {4}), (7.0, {4, 3})] if alone_at_first else []
     quorum = [(10.0, {1, 2, 3, 4}), (10.0 + VIEW_SYNC_S - SOON_S, {1, 2, 3, 4}), (10.0 + VIEW_SYNC_S, {1, 2, 3, 4})]
     assert views(machine, *looks, *quorum, order=order)[-3:] == [0, 0, 1]
@@ -76,8 +82,31 @@ def test_wait_for_the_lead_begins_anew_with_a_new_quorum() -> None:
 def test_lead_that_comes_in_time_keeps_its_view() -> None:
     order = order_of(first_value())
     machine = machine_of(order[4], first_value())
-    looks = [(0.0, {1, 2, 3, 4}), (1.0, {0, 2, 3, 4}), (9.0, {0, 2, 3, 4})]
+    looks = [(0.0, {1, 2, 3, 4}), (1.0, {0, 2, 3, 4}), (7.0, {0, 2, 3, 4})]
     assert views(machine, *looks, order=order) == [0, 0, 0]
+
+
+def test_lead_that_is_dead_while_all_train_is_given_up_only_when_half_of_them_are_done() -> None:
+    """Then there is something for it to do; until then it may be back, and who moved on would have parted for nothing.
+
+    So it was in a storm of faults: one member saw the lead die as the round began, and be back 0.4 s later. The others
+    went on without the member, and the round did not count it.
+    """
+    order = order_of(later_value())
+    machine = machine_of(order[4], later_value(), trains=True)
+    assert views(machine, (0.0, {0, 1, 2, 3, 4}), (1.0, {1, 2, 3, 4}), (60.0, {1, 2, 3, 4}), order=order) == [0, 0, 0]
+    assert views(machine, (60.4, {0, 1, 2, 3, 4}), (61.0, {1, 2, 3, 4}), order=order) == [0, 0]
+    for count, one in enumerate((order[1], order[2]), start=1):
+        machine.receive(one.peer_id, contribution(machine, root=bytes([count]) * 32), 62.0)
+        assert machine.agreement.view == count // 2
+
+
+def test_dead_lead_is_given_up_while_all_train_where_somebody_would_go_back() -> None:
+    order = order_of(later_value())
+    machine = machine_of(order[4], later_value(), trains=True)
+    assert views(machine, (0.0, {0, 1, 2, 3, 4}), (1.0, {1, 2, 3, 4}), order=order) == [0, 0]
+    machine.consent(Target(0, first_value().hash), asked=True, now=2.0)
+    assert machine.agreement.view == 1
 
 
 def test_lead_that_was_there_is_given_up_at_once() -> None:

@@ -102,6 +102,7 @@ from shoal.protocol.sites import WAIT_SHARE
 from shoal.protocol.surroundings import Rules
 from shoal.protocol.terms import make_rebase
 from tests.node.ledger import AUTHORITY, GRID, Ledger, identity, plan_of
+from tests.protocol.round_machines import contribution
 from tests.protocol.test_chain_choice import invented
 
 SETTINGS = RoundSettings(
@@ -337,18 +338,19 @@ def test_member_that_something_waits_for_does_not_rest(happens: Callable[[Paper]
     assert not here.member.rests
 
 
-def test_member_does_not_rest_while_it_waits_for_a_lead_that_has_not_come_yet() -> None:
+def test_member_that_waits_for_a_lead_does_not_rest_and_while_it_trains_it_waits_for_none() -> None:
     first = lead_order(paper(0).chain.head)[0]
     me, other = (one for one in Ledger().founders if one.peer_id != first)
     here = paper(0, me=me, peers=frozenset({other.peer_id}))
     here.begin()
     here.feed(Tick())
-    assert not here.member.rests
+    assert here.member.machine is not None
+    assert here.member.rests, "others train, and nothing is due"
+    here.member.machine.receive(other.peer_id, contribution(here.member.machine), here.now)
+    assert not here.member.rests, "half of them are done"
     here.now = VIEW_SYNC_S
     here.feed(Tick())
-    assert here.member.machine is not None
     assert here.member.machine.agreement.view == 1
-    assert here.member.rests, "the lead of the next view is here"
 
 
 def test_newcomer_without_a_quorum_trains_nothing_and_who_has_made_something_trains_on() -> None:
