@@ -3,7 +3,8 @@
 A stall shows at two removes. Directly: a peer owes *me* a contribution, or does not take what I send. Indirectly: an
 owner's final is late, but the owner may itself be waiting for somebody. So direct accusations are settled before any
 others; and an owner that waits for contributions which may yet come says so by naming itself among the late, before
-the others lose patience, and is not blamed. That holds until the reduction as a whole is overdue.
+the others lose patience, and is not blamed. That holds for a while (excuses.py), and at most until the reduction as a
+whole is overdue.
 
 Where more than two live, a lone accuser is not believed, at no deadline: the fault may lie between the two, or with the
 accuser. Such a pair is given another path first, through a third, and if the accusation is repeated there, the third
@@ -26,6 +27,7 @@ from typing import TypeVar
 
 import msgspec
 
+from shoal.protocol.excuses import Excuses
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import MEMBER_LIMIT, Plan, Relay, Relayed, RelayedWay, Stalled
 
@@ -136,6 +138,7 @@ class Accusations:
         """By peer, the relays that spoke against it when the plan was left that they spoke about."""
         self._late: dict[PeerId, frozenset[PeerId]] = {}
         """The same of those whose word came just after that."""
+        self._excuses = Excuses()
         self._left: dict[bytes, tuple[Plan, float]] = {}
         """Plans that were followed here until a moment ago, each with when another took its place."""
 
@@ -168,6 +171,29 @@ class Accusations:
         if left is not None and now - at <= ON_ITS_WAY_S:
             _add(self._late, self._speaking(left, alive))
 
+    def look(self, plan: Plan, alive: Collection[PeerId], now: float, *, ran_s: float) -> None:
+        """Note for how long owners say that they wait. ran_s: how long `plan` is followed."""
+        missed = self._missed(plan, alive)
+        self._excuses.look(plan, now, missed=missed, excused=self._excused(plan, alive) & missed, ran_s=ran_s)
+
+    def _missed(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
+        """Owners whose finals enough of those miss that wait for nobody, whatever is said directly."""
+        said, living = self._heard(plan, alive), _living(plan, alive)
+        late = _without_direct(said)
+        waiting = _waiting(late)
+        missing = {peer: some - waiting for peer, some in _accusers(late).items() if peer in living}
+        few = len(living) <= 2
+        return {peer for peer, some in missing.items() if some and (few or _are_two(plan, peer, some, late))}
+
+    def _excused(self, plan: Plan, alive: Collection[PeerId]) -> frozenset[PeerId]:
+        """Those that say they wait, where nothing is said directly."""
+        said = self._heard(plan, alive)
+        return frozenset() if any(message.peers for message in said.values()) else _waiting(said)
+
+    def _out_of_excuses(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
+        over = {peer for peer in self._excused(plan, alive) if self._excuses.over(peer)}
+        return over & self._missed(plan, alive) if over else over
+
     # -- who is believed ---------------------------------------------------------------------------------------
 
     def believed(
@@ -182,7 +208,8 @@ class Accusations:
         if not said:
             return set()
         living = _living(plan, alive)
-        accusers = _unexcused(said, living, suspected, overdue=overdue)
+        due = self._out_of_excuses(plan, alive) | set(suspected)
+        accusers = _unexcused(said, living, due, overdue=overdue)
         if len(living) <= 2:
             return set(accusers)
         spoken, needed = self.relays_against(plan, alive), _relays_needed(living)
@@ -209,7 +236,8 @@ class Accusations:
     ) -> bool:
         """True if enough speak against the lead that made `plan` for a member to leave its view.
 
-        As in `believed`; a relay's late word counts like any other, and who is ahead, in a later view, as the second
+        As in `believed`; and enough that miss its finals, be it accused directly or not, if that is not settled in its
+        time. A relay's late word counts like any other, and who is ahead, in a later view, as the second
         voice beside another relay's: beside a lone accuser, who may have no way to the lead, one liar would be enough.
         """
         lead, said = plan.planner, self._heard(plan, alive)
@@ -218,6 +246,8 @@ class Accusations:
         relays = self.relays_against(plan, alive).get(lead, frozenset())
         relays |= self._of_parties(plan, alive, self._late).get(lead, frozenset())
         living = _living(plan, alive)
+        if self._excuses.unsettled(lead) and lead in self._missed(plan, alive):
+            return True
         joined = any(relay != other for relay in relays for other in living.intersection(ahead) - {lead})
         return joined or len(relays) >= _relays_needed(living) or lead in self.believed(plan, alive, suspected)
 
@@ -244,7 +274,8 @@ class Accusations:
         """Return the peers that `later` evicts because they lost a dispute under `plan`.
 
         A lead's ruling counts where it was no party to the dispute, or is this node; else enough relays must say the
-        same. A peer that two accuse, or that this node's detector suspects, is cut off or hangs, and lost no dispute.
+        same. A peer that two accuse, or that this node's detector suspects, is cut off or hangs, and lost no dispute;
+        but one that said to the end of its time that it waits did.
         """
         said, living = self._heard(plan, alive), _living(plan, alive)
         gone = living.intersection(later.evicted)
@@ -255,7 +286,8 @@ class Accusations:
                 if one in gone and (judged or len(against.get(one, ())) >= _relays_needed(living)):
                     found.add(one)
         accusers = _accusers(said)
-        return {p for p in found if p not in suspected and not _are_two(plan, p, accusers.get(p, set()), said)}
+        lost = {p for p in found if not _are_two(plan, p, accusers.get(p, set()), said)}
+        return (lost | (gone & self._out_of_excuses(plan, alive))) - set(suspected)
 
     # -- what relays say ---------------------------------------------------------------------------------------
 
@@ -349,8 +381,16 @@ class Accusations:
     def _heard(self, plan: Plan, alive: Collection[PeerId]) -> dict[PeerId, Stalled]:
         if plan.hash not in self._said:
             return {}
-        remaining = plan.remaining
-        return {a: m for a, m in self._said[plan.hash].items() if a in alive and a in remaining}
+        remaining = frozenset(plan.remaining)
+        said = ((a, m) for a, m in self._said[plan.hash].items() if a in alive and a in remaining)
+        return {accuser: _of_others(message, accuser, remaining) for accuser, message in said}
+
+
+def _of_others(message: Stalled, accuser: PeerId, remaining: Collection[PeerId]) -> Stalled:
+    """What it says directly of others in the plan: a word about anybody else would settle nothing, and hold up all
+    that comes after."""
+    peers = tuple(peer for peer in message.peers if peer in remaining and peer != accuser)
+    return message if peers == message.peers else msgspec.structs.replace(message, peers=peers)
 
 
 def _living(plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
@@ -364,12 +404,19 @@ def _add(table: dict[PeerId, frozenset[PeerId]], spoken: Iterable[tuple[PeerId, 
 
 
 def _unexcused(
-    said: Mapping[PeerId, Stalled], living: Collection[PeerId], suspected: Collection[PeerId], *, overdue: bool = False
+    said: Mapping[PeerId, Stalled], living: Collection[PeerId], due: Collection[PeerId], *, overdue: bool = False
 ) -> dict[PeerId, set[PeerId]]:
-    """By living peer, its accusers, but of those that wait for others themselves, as in `Accusations.believed`."""
+    """By living peer, its accusers, but of those that wait for others themselves, as in `Accusations.believed`.
+
+    due: who is excused for that no more.
+    """
     direct = any(message.peers for message in said.values())
-    excused = frozenset() if direct or overdue else _waiting(said) - frozenset(suspected)
+    excused = frozenset() if direct or overdue else _waiting(said) - frozenset(due)
     return {peer: some for peer, some in _accusers(said).items() if peer in living and peer not in excused}
+
+
+def _without_direct(said: Mapping[PeerId, Stalled]) -> dict[PeerId, Stalled]:
+    return {peer: msgspec.structs.replace(message, peers=()) for peer, message in said.items()}
 
 
 def _accusers(said: Mapping[PeerId, Stalled]) -> dict[PeerId, set[PeerId]]:

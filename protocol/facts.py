@@ -336,6 +336,11 @@ class RoundFacts:
         self.accusations.take_relayed(sender, message, self.plan)
         self.accusations.note_late(message.plan, self.alive, now)
 
+    def look_at_excuses(self, now: float) -> None:
+        """Note for how long owners have said that they wait for others."""
+        if self.plan is not None:
+            self.accusations.look(self.plan, self.alive, now, ran_s=now - self.planned_at)
+
     def take_held(self, sender: PeerId, held: Held) -> None:
         """`sender` takes nothing more from the evicted, and says which finals it holds."""
         self.held[sender] = held

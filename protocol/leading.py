@@ -54,7 +54,7 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.seats import first_by_group
 from shoal.protocol.terms import make_rollback
-from shoal.protocol.timeouts import Since, in_crowd, reduce_deadline_s
+from shoal.protocol.timeouts import Accrued, Since, in_crowd, reduce_deadline_s
 from shoal.protocol.voting import holds_state
 
 RELAY_SETTLE_S = 3.0
@@ -78,21 +78,22 @@ class Disputes:
     def __init__(self, facts: RoundFacts) -> None:
         self.relay_choice = RelayChoice(facts.me)
         self._facts = facts
-        self._since: dict[Dispute, float] = {}
+        self._stood = Accrued[PeerId]()
+        """By accuser, for how long it has accused somebody alone, be it one after the other."""
         self._heeded: dict[PeerId, int] = {}
         """By accuser, the plans that were made on its word."""
 
     def adopted(self, plan: Plan) -> None:
         """All that stood was about another plan."""
-        self._since = {}
+        self._stood = Accrued()
         self.relay_choice.note(plan)
 
     def rule(self, plan: Plan, now: float, *, overdue: bool) -> Ruling | None:
         """Return the ruling that is due, if any. overdue: the reduction has had its time; nothing is waited for."""
         facts = self._facts
         disputes = facts.accusations.disputes(plan, facts.alive)
-        self._since = {dispute: self._since.get(dispute, now) for dispute in disputes}
-        due = {one for one in disputes if overdue or self._is_due(plan, one, now)}
+        self._stood.look({accuser for accuser, _ in disputes}, now)
+        due = {one for one in disputes if overdue or self._is_due(plan, one)}
         if not due:
             return None
         relayed = plan.relayed.keys()
@@ -106,11 +107,11 @@ class Disputes:
                 self._heeded[accuser] = self._heeded.get(accuser, 0) + 1
         return Ruling(losers, relays)
 
-    def _is_due(self, plan: Plan, dispute: Dispute, now: float) -> bool:
-        facts = self._facts
+    def _is_due(self, plan: Plan, dispute: Dispute) -> bool:
+        facts, stood_s = self._facts, self._stood.seconds(dispute[0])
         spoken = facts.accusations.spoken_of(plan, dispute, facts.alive)
         late_s = RELAY_LATE_S if pair_of(*dispute) in plan.relayed else 0.0
-        return spoken or now - self._since[dispute] >= in_crowd(RELAY_SETTLE_S, len(plan.participants)) + late_s
+        return spoken or stood_s >= in_crowd(RELAY_SETTLE_S, len(plan.participants)) + late_s
 
     def _is_spent(self, dispute: Dispute, without: Collection[Pair]) -> bool:
         """True if nothing more is tried about it."""
@@ -123,7 +124,7 @@ class Disputes:
         Never this node, which gives up the lead instead.
         """
         facts, losers = self._facts, set[PeerId]()
-        left = sorted(spent, key=lambda one: (self._since[one], one))
+        left = sorted(spent, key=lambda one: (-self._stood.seconds(one[0]), one))
         while left:
             pairs = {pair_of(*one) for one in disputes if losers.isdisjoint(one)}
             counts = Counter(peer for pair in pairs for peer in pair)

@@ -607,6 +607,7 @@ class RoundMachine:
         effects: list[Effect] = []
         if self.agreement.certificate is None:
             self._gathering.note_half_ready(self._facts.alive, self.agreement.leaves, now)
+            self._facts.look_at_excuses(now)
             self._watch.note_stage(now)
             effects += self._lead_on(now)
             self._watch.note_stage(now)

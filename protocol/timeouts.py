@@ -11,7 +11,9 @@ and drops it, has its end too.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from shoal.protocol.messages import Plan
 from shoal.protocol.planning import RoundSettings
@@ -27,6 +29,8 @@ RESTING_TICK_S = 1.0
 """Between two ticks of whatever looks only now and then, while nothing is due but what an input leads to."""
 CROWD = 16
 """Beyond so many nodes what each says to all again and again is said more seldom, and all are waited for longer."""
+
+Who = TypeVar("Who", bound=Hashable)
 
 TRAIN, PLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "reduce", "propose", "vote"
 
@@ -71,6 +75,28 @@ class Since:
             return 0.0
         self.at = now if self.at is None else self.at
         return now - self.at
+
+
+class Accrued(Generic[Who]):
+    """The seconds for which each of some was noted, all in all; who is noted again goes on.
+
+    From one look to the next no more counts than `RESTING_TICK_S`: this node was suspended.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[Who, float] = {}
+        self._looked_at: float | None = None
+
+    def look(self, noted: Collection[Who], now: float) -> None:
+        """These are noted at `now`."""
+        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, RESTING_TICK_S)
+        self._looked_at = now
+        for one in noted:
+            self._seconds[one] = self._seconds[one] + passed_s if one in self._seconds else 0.0
+
+    def seconds(self, one: Who) -> float:
+        """The time for which it was noted; none if it never was."""
+        return self._seconds.get(one, 0.0)
 
 
 class Timeouts:

@@ -538,6 +538,54 @@ PROTOCOL: tuple[Bug, ...] = (
         "",
     ),
     bug(
+        "an owner that says that it waits is excused to the end",
+        "tests/protocol/test_disputes.py"
+        "::test_owner_that_says_it_waits_and_gives_nobody_its_finals_has_its_time_and_no_more",
+        "over = {peer for peer in self._excused(plan, alive) if self._excuses.over(peer)}",
+        "over = set[PeerId]()",
+    ),
+    bug(
+        "with every plan an owner is excused anew",
+        "tests/protocol/test_disputes.py"
+        "::test_owner_that_says_it_waits_and_gives_nobody_its_finals_has_its_time_and_no_more",
+        "max(self._limit_s.get(peer, 0.0), in_crowd(EXCUSED_S, self._nodes), ran_s)",
+        "self._excused.seconds(peer) + max(in_crowd(EXCUSED_S, self._nodes), ran_s)",
+    ),
+    bug(
+        "who waits itself takes another's excuse",
+        "tests/protocol/test_accusations.py"
+        "::test_excuse_holds_while_no_two_miss_its_finals_that_wait_for_nobody_and_accuse_nobody_else",
+        "missing = {peer: some - waiting for peer, some in _accusers(late).items() if peer in living}",
+        "missing = {peer: some for peer, some in _accusers(late).items() if peer in living}",
+    ),
+    bug(
+        "who accuses itself keeps all others from being heard",
+        "tests/protocol/test_disputes.py::test_word_about_nobody_else_in_the_plan_keeps_no_other_from_being_heard",
+        "peers = tuple(peer for peer in message.peers if peer in remaining and peer != accuser)",
+        "peers = tuple(peer for peer in message.peers if peer in remaining)",
+    ),
+    bug(
+        "who accuses a stranger keeps all others from being heard",
+        "tests/protocol/test_disputes.py::test_word_about_nobody_else_in_the_plan_keeps_no_other_from_being_heard",
+        "peers = tuple(peer for peer in message.peers if peer in remaining and peer != accuser)",
+        "peers = tuple(peer for peer in message.peers if peer != accuser)",
+    ),
+    bug(
+        "a lead that accuses one after the other keeps its view",
+        "tests/protocol/test_disputes.py"
+        "::test_who_accuses_one_after_the_other_keeps_no_other_word_from_being_heard_for_long",
+        "if self._excuses.unsettled(lead) and lead in self._missed(plan, alive):",
+        "if lead in ():",
+    ),
+    bug(
+        "the time of an accusation begins anew with a pause",
+        "tests/protocol/test_disputes.py"
+        "::test_who_accuses_one_after_the_other_keeps_no_other_word_from_being_heard_for_long",
+        "self._stood.look({accuser for accuser, _ in disputes}, now)",
+        "self._stood = self._stood if disputes else Accrued()\n"
+        "        self._stood.look({one for one, _ in disputes}, now)",
+    ),
+    bug(
         "a lead that dies while all train is given up at once",
         "tests/protocol/test_following.py"
         "::test_lead_that_is_dead_while_all_train_is_given_up_only_when_half_of_them_are_done",
@@ -1945,8 +1993,8 @@ PROTOCOL: tuple[Bug, ...] = (
         "in a crowd a lone accusation stands no longer than among few",
         "tests/protocol/test_round_stalls.py"
         "::test_in_a_crowd_a_lone_accusation_stands_for_longer_before_the_two_are_led_through_a_third",
-        "return spoken or now - self._since[dispute] >= in_crowd(RELAY_SETTLE_S, len(plan.participants))",
-        "return spoken or now - self._since[dispute] >= RELAY_SETTLE_S",
+        "return spoken or stood_s >= in_crowd(RELAY_SETTLE_S, len(plan.participants))",
+        "return spoken or stood_s >= RELAY_SETTLE_S",
     ),
     bug(
         "in a crowd all have to say what they hold as soon as among few",

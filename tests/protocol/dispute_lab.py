@@ -297,10 +297,17 @@ class Table:
                     seat.contributed.add(peer)
                 if self._has_final(source) and self._flows(peer, seat, final=True):
                     seat.finals.add(peer)
-        complete = [s.plan for s in self.seats.values() if self._has_final(s) and self._remaining(s) <= s.finals]
+        complete = [s.plan for s in self.seats.values() if self._has_all(s) and not self._keeps_all(s)]
         for seat in self.seats.values():
             if seat.plan in complete:  # finals that others have are copied from them: one is enough
                 self._finish(seat)
+
+    def _has_all(self, seat: Seat) -> bool:
+        return self._has_final(seat) and self._remaining(seat) <= seat.finals
+
+    def _keeps_all(self, seat: Seat) -> bool:
+        """Whether nobody has finals from it."""
+        return seat.me == self.liar and self.lies.keeps >= set(self.honest)
 
     def _finish(self, seat: Seat) -> None:
         if seat.reduces and self._has_final(seat):
@@ -321,8 +328,8 @@ class Table:
         late = {p for p in missed if self._is_blocked(self.seats[p])}
         late |= {p for p in missed if self._has_final(self.seats[p]) and not self._flows(p, seat, final=True)} | waits
         if seat.me == self.liar:
-            owing = set(self.lies.accuses(self.now, seat.plan)) & self._remaining(seat)
-            late = set(self.lies.late(self.now, seat.plan)) & self._remaining(seat)
+            owing = set(self.lies.accuses(self.now, seat.plan))
+            late = set(self.lies.late(self.now, seat.plan))
         says = frozenset(owing), frozenset(late)
         if says != seat.told or (any(says) and self.now - seat.told_at >= TELL_AGAIN_S):
             seat.told, seat.told_at = says, self.now

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from shoal.protocol.accusations import EARLY_WAYS_LIMIT, ON_ITS_WAY_S, WORDS_LIMIT, Accusations
+from shoal.protocol.excuses import EXCUSED_S, SETTLED_S
 from shoal.protocol.messages import (
     NO_HASH,
     OwnedRange,
@@ -223,6 +224,94 @@ def test_overdue_excuses_nobody_and_believes_no_lone_accuser() -> None:
     assert heard(plan, waits).believed(plan, ALIVE, overdue=True) == {PEERS[3]}
     for lone in ({1: ((3,), ())}, {1: ((), (3,))}, {1: ((), (3,)), 3: ((), (3,))}):
         assert heard(plan, lone).believed(plan, ALIVE, overdue=True) == set()
+
+
+# -- who says that it waits ----------------------------------------------------------------------------------
+
+WAITS: Said = {1: ((), (3,)), 2: ((), (3,)), 3: ((), (3,))}
+
+
+def look_for(accusations: Accusations, plan: Plan, seconds: float, *, since: float = 0.0, ran_s: float = 0.0) -> None:
+    """Ticks, half a second apart, over so long, and one more."""
+    for step in range(int(2 * seconds) + 1):
+        accusations.look(plan, ALIVE, since + step / 2, ran_s=ran_s + step / 2)
+
+
+@pytest.mark.parametrize(("ran_s", "excused_s"), [(3.0, EXCUSED_S), (40.0, 40.0)])
+def test_owner_that_waits_is_excused_for_as_long_again_as_the_plan_had_run_and_for_a_while_at_least(
+    ran_s: float, excused_s: float
+) -> None:
+    plan, later = plan_of(4), plan_of(4, evicted=(3,))
+    accusations = heard(plan, WAITS)
+    look_for(accusations, plan, excused_s - 0.5, ran_s=ran_s)
+    assert accusations.believed(plan, ALIVE) == set()
+    assert accusations.losers(plan, later, ALIVE, (), me=PEERS[1]) == set()
+    accusations.look(plan, ALIVE, excused_s, ran_s=ran_s + excused_s)
+    assert accusations.believed(plan, ALIVE) == {PEERS[3]}
+    assert accusations.losers(plan, later, ALIVE, (), me=PEERS[1]) == {PEERS[3]}
+    assert accusations.losers(plan, later, ALIVE, {PEERS[3]}, me=PEERS[1]) == set(), "it hangs"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {0: ((), (0, 3)), 1: ((), (3,)), 2: ((), (2, 3)), 3: ((), (3,))},  # who waits too says nothing against it
+        {1: ((), (3,)), 2: ((0,), (3,)), 3: ((), (3,))},  # what is said directly is settled first
+        {1: ((), (3,)), 3: ((), (3,))},
+    ],
+)
+def test_excuse_holds_while_no_two_miss_its_finals_that_wait_for_nobody_and_accuse_nobody_else(said: Said) -> None:
+    plan = plan_of(4)
+    accusations = heard(plan, said)
+    look_for(accusations, plan, 10 * EXCUSED_S)
+    assert PEERS[3] not in accusations.believed(plan, ALIVE)
+    accusations.take(PEERS[1], stalled(plan, (), (3,)))
+    accusations.take(PEERS[2], stalled(plan, (), (3,)))
+    assert accusations.believed(plan, ALIVE) == set(), "its time begins"
+
+
+def test_where_two_live_the_other_one_is_enough_and_there_too_it_has_its_time() -> None:
+    plan = plan_of(2)
+    accusations = heard(plan, {0: ((), (1,)), 1: ((), (1,))})
+    assert accusations.believed(plan, ALIVE) == set()
+    look_for(accusations, plan, EXCUSED_S)
+    assert accusations.believed(plan, ALIVE) == {PEERS[1]}
+
+
+def test_excuse_goes_on_from_plan_to_plan_and_not_while_this_node_was_suspended() -> None:
+    plan, other = plan_of(4), plan_of(4, relays=(Relay(0, 1, 2),))
+    accusations = heard(plan, WAITS)
+    look_for(accusations, plan, EXCUSED_S - 2)
+    for accuser, (peers, late) in WAITS.items():
+        accusations.take(PEERS[accuser], stalled(other, peers, late))
+    accusations.look(other, ALIVE, 1000.0, ran_s=1.0)
+    assert accusations.believed(other, ALIVE) == set()
+    accusations.look(other, ALIVE, 1001.0, ran_s=2.0)
+    assert accusations.believed(other, ALIVE) == {PEERS[3]}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_lead_whose_finals_are_missed_while_a_dispute_is_not_settled_is_left_and_loses_no_place(waits: bool) -> None:
+    plan = plan_of(5)  # 0 leads
+    said: Said = {1: ((), (0,)), 2: ((), (0,)), 0: ((4,), (0,) if waits else ())}
+    accusations = heard(plan, said)
+    look_for(accusations, plan, SETTLED_S - 0.5)
+    assert not accusations.speak_against_lead(plan, ALIVE, (), ())
+    accusations.look(plan, ALIVE, SETTLED_S, ran_s=SETTLED_S)
+    assert accusations.speak_against_lead(plan, ALIVE, (), ())
+    assert accusations.believed(plan, ALIVE) == set()
+    accusations.take(PEERS[2], stalled(plan, (), ()))
+    assert not accusations.speak_against_lead(plan, ALIVE, (), ()), "one misses it"
+
+
+@pytest.mark.parametrize("accused", [3, 4, 5])
+def test_word_about_oneself_or_who_is_not_in_the_plan_any_more_holds_nothing_up(accused: int) -> None:
+    plan = plan_of(5, evicted=(4,))
+    said: Said = {1: ((), (3,)), 2: ((), (3,)), 3: ((accused,), ())}
+    assert heard(plan, said).believed(plan, ALIVE) == {PEERS[3]}
+    assert heard(plan, {1: ((), (3,)), 0: ((accused if accused != 3 else 0,), ())}).disputes(plan, ALIVE) == {
+        pair(1, 3)
+    }
 
 
 # -- disputes ------------------------------------------------------------------------------------------------

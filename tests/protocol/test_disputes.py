@@ -7,16 +7,21 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from shoal.collectives.stalls import STALL_S
+from shoal.collectives.stalls import LATE_S, STALL_S
 from shoal.protocol.accusations import THIRDS_LIMIT, Pair, RelayChoice, pack_relays, pair_of
+from shoal.protocol.excuses import EXCUSED_S, SETTLED_S
 from shoal.protocol.identity import PeerId
 from shoal.protocol.leading import RELAY_LATE_S, RELAY_SETTLE_S
 from shoal.protocol.messages import Plan, Relay, RelayedWay
+from shoal.protocol.planning import PlanOrder, reroute_plan
+from shoal.protocol.round import RoundMachine
 from tests.protocol.dispute_lab import NOBODY, Lies, Table
+from tests.protocol.lab import paper_identities
 from tests.protocol.round_node import SETTINGS
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
 
+NOBODY_HERE = paper_identities(8)[7].peer_id
 SLOW_S, VERY_SLOW_S = 16.0, 40.0
 MOMENT_S = 2.0
 WORD_S, LIES_FOR_S = 0.4, 8.0
@@ -208,6 +213,84 @@ def test_who_keeps_its_finals_from_one_is_no_matter(count: int) -> None:
     assert table.evicted == set()
 
 
+class _PlansAgain:
+    """A lead that does nothing but plan the same again, just before that would be one plan too many."""
+
+    eviction = None
+
+    def __init__(self, machine: RoundMachine) -> None:
+        self._machine = machine
+        self._period_s = 0.55 * SETTINGS.reduce_deadline_s
+
+    def adopted(self, plan: Plan) -> None: ...
+
+    def next_order(self, now: float, *, view_since: float) -> Plan | None:
+        plan = self._machine.plan
+        assert plan is not None
+        if plan.view or now - self._machine._facts.planned_at < self._period_s:
+            return None
+        self._period_s *= 2
+        order = PlanOrder(view=0, attempt=plan.attempt + 1, planner=plan.planner, evicted=plan.evicted)
+        return reroute_plan(plan, order, plan.relays)
+
+
+def table_of_withholder(count: int, liar: str) -> Table:
+    """Of `count` one has all finals, and gives nobody its own."""
+    table = Table(count)
+    table.liar = table.others[0] if liar == "a member" else table.lead
+    table.lies = Lies(keeps=frozenset(table.honest))
+    if liar == "a lead that plans again and again":
+        machine = table.seats[table.liar].machine
+        machine._lead = _PlansAgain(machine)  # type: ignore[assignment]
+    return table
+
+
+LIARS = ["a member", "the lead", "a lead that plans again and again"]
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+@pytest.mark.parametrize("liar", LIARS)
+def test_owner_that_says_it_waits_and_gives_nobody_its_finals_has_its_time_and_no_more(count: int, liar: str) -> None:
+    table = table_of_withholder(count, liar)
+    assert table.liar is not None
+    table.lies.late = always(table.liar)
+    plans_again_s = 2 * STALL_S if liar == LIARS[2] else 0.0
+    assert table.run(900) < STALL_S + LATE_S + EXCUSED_S + plans_again_s + 2 * MOMENT_S
+    assert table.evicted == {table.liar}
+    assert all(some == {table.liar} for some in table.left_out()), "it cost all that time"
+
+
+@pytest.mark.parametrize("liar", LIARS)
+@pytest.mark.parametrize("accused", ["itself", "nobody there is"])
+def test_word_about_nobody_else_in_the_plan_keeps_no_other_from_being_heard(liar: str, accused: str) -> None:
+    table = table_of_withholder(5, liar)
+    assert table.liar is not None
+    table.lies.accuses = always(table.liar if accused == "itself" else NOBODY_HERE)
+    assert table.run(900) < STALL_S + LATE_S + MOMENT_S
+    assert table.evicted == {table.liar}
+
+
+@pytest.mark.parametrize("count", [4, 7])
+@pytest.mark.parametrize("liar", LIARS)
+@pytest.mark.parametrize("every_s", [0.4, 2.8])
+@pytest.mark.parametrize("breaks", [False, True])
+def test_who_accuses_one_after_the_other_keeps_no_other_word_from_being_heard_for_long(
+    count: int, liar: str, every_s: float, breaks: bool
+) -> None:
+    """It gives nobody its finals, and names another of them before any dispute has stood for long."""
+    table = table_of_withholder(count, liar)
+    honest = table.honest
+
+    def accused(now: float, plan: Plan) -> Collection[PeerId]:
+        turn, at = divmod(now, every_s)
+        return NOBODY if breaks and at < 0.2 else {honest[int(turn) % len(honest)]}
+
+    table.lies.accuses = accused
+    in_own_view_s = SETTLED_S + MOMENT_S if liar == LIARS[2] else 0.0
+    assert table.run(4000) < in_own_view_s + FALSE_ACCUSER_GONE_S
+    assert table.evicted <= {table.liar}
+
+
 # -- links that are cut, relays that lie ---------------------------------------------------------------------
 
 
@@ -301,7 +384,7 @@ def test_slow_reduction_costs_nobody_its_place(count: int, move_s: float) -> Non
 def lies_at_random(rng: random.Random, table: Table) -> Lies:
     """Accusations and claims that change as they like, and things kept from some."""
     assert table.liar is not None
-    others, period_s = table.honest, rng.choice([1.0, 3.5, 10.0, 1000.0])
+    others, period_s = [*table.honest, table.liar, NOBODY_HERE], rng.choice([1.0, 3.5, 10.0, 1000.0])
     known: dict[object, set[PeerId] | tuple[bool, bool, bool]] = {}
 
     def at_random(what: str, share: float) -> Callable[[float, Plan], Collection[PeerId]]:
