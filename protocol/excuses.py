@@ -7,7 +7,8 @@ them, since what it takes in may be as slow as what it gave.
 While somebody accuses another directly, that is settled first. If it is not in `SETTLED_S`, and the owner is the lead
 that should settle it, its view is left.
 
-Both times go on from plan to plan of a round: else a lead that plans again and again would never have had them.
+Both times go on from plan to plan of a round: else a lead that plans again and again would never have had them. Time
+in which this node was suspended is none: it heard of nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Collection
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
-from shoal.protocol.timeouts import Accrued, in_crowd
+from shoal.protocol.timeouts import RESTING_TICK_S, Accrued, in_crowd
 
 EXCUSED_S = 16.0
 """At least so long an owner is excused, longer in a crowd: as long as the longest stall deadline, by which it says who
@@ -29,7 +30,7 @@ class Excuses:
     """The time that each owner of one round has had so, as this node saw it."""
 
     def __init__(self) -> None:
-        self._excused, self._missed = Accrued[PeerId](), Accrued[PeerId]()
+        self._excused, self._missed = Accrued[PeerId](RESTING_TICK_S), Accrued[PeerId](RESTING_TICK_S)
         self._limit_s: dict[PeerId, float] = {}
         self._under: dict[PeerId, bytes] = {}
         """By peer, the hash of the plan under which it was excused last."""

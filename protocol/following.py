@@ -36,9 +36,9 @@ from __future__ import annotations
 from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import HELD_TIMEOUT_S, REPLAN_SETTLE_S
+from shoal.protocol.leading import REPLAN_SETTLE_S
 from shoal.protocol.messages import Plan
-from shoal.protocol.timeouts import SILENCE_S, Since, Timeouts, doubled, in_crowd
+from shoal.protocol.timeouts import HELD_TIMEOUT_S, SILENCE_S, Since, Timeouts, doubled, in_crowd
 
 VIEW_SYNC_S = 2.0
 """So long a member that has a quorum waits for a lead that it has not met since it was started."""
@@ -67,6 +67,8 @@ class LeadWatch:
         self._together = Since()
         self._unmet: set[PeerId] | None = None
         self._heard_at = float("-inf")
+        self._planned_in = 0
+        """The last view in which a lead planned, whether this member follows the plan or not."""
 
     @property
     def stage_since(self) -> float:
@@ -84,6 +86,10 @@ class LeadWatch:
     def heard(self, now: float) -> None:
         """The lead said again what it planned."""
         self._heard_at = now
+
+    def planned(self, view: int) -> None:
+        """The lead of `view` planned."""
+        self._planned_in = max(self._planned_in, view)
 
     def note_stage(self, now: float) -> None:
         """Note the stage that the round has come to for this member."""
@@ -133,7 +139,8 @@ class LeadWatch:
         if facts.my_report() is not None:
             return timeouts.PROPOSE
         if facts.plan is not None:
-            return timeouts.REDUCE
+            has_planned = max(facts.plan.view, self._planned_in) >= facts.agreement.view
+            return timeouts.REDUCE if has_planned else timeouts.REPLAN
         return timeouts.TRAIN if facts.gathering.half_ready_at is None else timeouts.PLAN
 
     def _is_accused(self, leader: PeerId, now: float) -> bool:
@@ -184,7 +191,7 @@ class LeadWatch:
             took_s = self._others_reported.at - facts.planned_at
             if min(waited_s, now - self._heard_at) >= doubled(max(SILENCE_S, took_s), view):
                 return True
-        return stage in (timeouts.PLAN, timeouts.PROPOSE) and leader in facts.suspected
+        return stage in (timeouts.PLAN, timeouts.REPLAN, timeouts.PROPOSE) and leader in facts.suspected
 
     def _next_view(self, view: int) -> int:
         """The next view whose lead is believed alive."""

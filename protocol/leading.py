@@ -54,7 +54,7 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.seats import first_by_group
 from shoal.protocol.terms import make_rollback
-from shoal.protocol.timeouts import Accrued, Since, in_crowd, reduce_deadline_s
+from shoal.protocol.timeouts import HELD_TIMEOUT_S, Accrued, Since, in_crowd, reduce_deadline_s
 from shoal.protocol.voting import holds_state
 
 RELAY_SETTLE_S = 3.0
@@ -142,8 +142,6 @@ class Disputes:
 REPLAN_SETTLE_S = 0.2
 """Time that the lead waits after a death, or the second word against somebody, for what was already on its way:
 reports, other deaths, the word of the accused."""
-HELD_TIMEOUT_S = 4.0
-"""Time for a participant to say what it holds, longer in a crowd; who takes longer is evicted too."""
 TRY_AGAIN_S = 1.0
 """Before those that are too few without whom they lost are tried once more, as they are, after they were; then twice as
 long, and so on: who would help may be on its way, and in one view a lead may begin only so many reductions."""

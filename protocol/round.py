@@ -489,6 +489,7 @@ class RoundMachine:
         check_norms(plan, sender, self._gathering.squares(plan))
         if not self._may_begin(plan):
             raise RemoteError(f"begins one reduction after the other in view {plan.view}", peer=plan.planner)
+        self._watch.planned(plan.view)
         follows = not self._is_of_earlier_life(plan) and self._knows_origin(plan)
         effects = self._adopt(plan, now) if follows else []
         # A lead plans in a later view only once a quorum moved there, as it shows, whether or not this node heard them.

@@ -20,6 +20,8 @@ from shoal.protocol.planning import RoundSettings
 
 PLAN_TIMEOUT_S = 5.0
 """Beyond the grace deadline for a plan, and beyond the lead's own deadline for a reduction."""
+HELD_TIMEOUT_S = 4.0
+"""Time for a participant to say what it holds, longer in a crowd; who takes longer is evicted too."""
 PROPOSE_TIMEOUT_S = 15.0  # for a proposal, having reported
 SILENCE_S = 2.0
 """At least so long, and as long as all others took for their reports, has a lead to which all others have reported."""
@@ -32,7 +34,7 @@ CROWD = 16
 
 Who = TypeVar("Who", bound=Hashable)
 
-TRAIN, PLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "reduce", "propose", "vote"
+TRAIN, PLAN, REPLAN, REDUCE, PROPOSE, VOTE = "train", "plan", "replan", "reduce", "propose", "vote"
 
 
 def doubled(seconds: float, times: int) -> float:
@@ -80,16 +82,17 @@ class Since:
 class Accrued(Generic[Who]):
     """The seconds for which each of some was noted, all in all; who is noted again goes on.
 
-    From one look to the next no more counts than `RESTING_TICK_S`: this node was suspended.
+    step_s: from one look to the next no more counts, where what was not looked at may not have been so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = math.inf) -> None:
+        self._step_s = step_s
         self._seconds: dict[Who, float] = {}
         self._looked_at: float | None = None
 
     def look(self, noted: Collection[Who], now: float) -> None:
         """These are noted at `now`."""
-        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, RESTING_TICK_S)
+        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, self._step_s)
         self._looked_at = now
         for one in noted:
             self._seconds[one] = self._seconds[one] + passed_s if one in self._seconds else 0.0
@@ -154,6 +157,9 @@ class Timeouts:
             return None  # others may train for as long as they need
         if self._stage == PLAN:
             return self._settings.grace_s + PLAN_TIMEOUT_S
+        if self._stage == REPLAN and self._plan is not None:
+            held_s = in_crowd(HELD_TIMEOUT_S, len(self._plan.participants))
+            return self._settings.grace_s + PLAN_TIMEOUT_S + held_s
         if self._stage == PROPOSE:
             return PROPOSE_TIMEOUT_S
         if self._stage == VOTE or self._plan is None:

@@ -25,9 +25,9 @@ from shoal.node.reporting.event_log import read_kind, read_log
 from shoal.node.reporting.events import Certified, RoundStarted, Signed, ViewChanged
 from shoal.node.rounds.reducing import LANE_DEADLINE_S, MEND_RETRY_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import HELD_TIMEOUT_S, RELAY_SETTLE_S, REPLAN_SETTLE_S, REPORT_GRACE_S
+from shoal.protocol.leading import RELAY_SETTLE_S, REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.membership import detection_bound_s
-from shoal.protocol.timeouts import PROPOSE_TIMEOUT_S, doubled
+from shoal.protocol.timeouts import HELD_TIMEOUT_S, PROPOSE_TIMEOUT_S, doubled
 from shoal.testnet.check import Witness
 from shoal.testnet.check_inputs import InputRules, errors_of_inputs
 from shoal.testnet.journal import Entry

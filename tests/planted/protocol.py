@@ -586,6 +586,20 @@ PROTOCOL: tuple[Bug, ...] = (
         "        self._stood.look({one for one, _ in disputes}, now)",
     ),
     bug(
+        "a lead of a later view that orders nothing has the time of a reduction",
+        "tests/protocol/test_meeting_views.py"
+        "::test_lead_of_a_later_view_that_orders_nothing_has_no_time_for_a_whole_reduction",
+        "return timeouts.REDUCE if has_planned else timeouts.REPLAN",
+        "return timeouts.REDUCE",
+    ),
+    bug(
+        "who cannot follow a lead's plan takes it for silent",
+        "tests/protocol/test_one_word.py"
+        "::test_lead_of_a_later_view_that_planned_has_the_time_of_a_reduction_also_from_who_cannot_follow_the_plan",
+        "self._planned_in = max(self._planned_in, view)",
+        "",
+    ),
+    bug(
         "a lead that dies while all train is given up at once",
         "tests/protocol/test_following.py"
         "::test_lead_that_is_dead_while_all_train_is_given_up_only_when_half_of_them_are_done",

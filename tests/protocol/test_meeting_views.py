@@ -12,11 +12,11 @@ from shoal.protocol.agreement import Broadcast
 from shoal.protocol.durable import ABSTAIN, DurableRecord
 from shoal.protocol.effects import MemberEffect
 from shoal.protocol.following import ACT_S
-from shoal.protocol.leading import HELD_TIMEOUT_S, REPORT_GRACE_S, Order
+from shoal.protocol.leading import REPORT_GRACE_S, Order
 from shoal.protocol.messages import Evict, Plan, Prepare, Propose, Ready, Report, ViewChange, Vote
 from shoal.protocol.planning import CONTRIBUTOR, PlanOrder, reroute_plan
 from shoal.protocol.round import RoundMachine
-from shoal.protocol.timeouts import VOTE_TIMEOUT_S
+from shoal.protocol.timeouts import HELD_TIMEOUT_S, PLAN_TIMEOUT_S, VOTE_TIMEOUT_S
 from shoal.protocol.voting import FaultModel, Voting
 from tests.protocol import round_lab, round_node
 from tests.protocol.lab import paper_identities
@@ -30,6 +30,8 @@ TRAIN_S, REDUCED_S = 1.0, 2.0
 STALL_S, AGAIN_S = 4.0, 6.0
 GRACE_S, REDUCE_S = 10.0, 120.0
 SOON_S = 60.0
+REPLAN_LIMIT_S = 2 * (GRACE_S + PLAN_TIMEOUT_S + HELD_TIMEOUT_S)
+"""In view 1."""
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +108,22 @@ def test_who_left_the_view_of_those_that_train_longer_does_not_pass_them_for_eve
     lab.after(SLOW_S - 0.5, tell_all)
     honest = [number for number in order if number != liar]
     took_s = lab.run_until(lab.height_of(honest, 1), 3000)
-    assert took_s < SLOW_S + (SOON_S if place > 1 else 4 * REDUCE_S), "its own view aside, they go on at once"
+    assert took_s < SLOW_S + SOON_S + (REPLAN_LIMIT_S if place == 1 else 0.0)
+
+
+def test_lead_of_a_later_view_that_orders_nothing_has_no_time_for_a_whole_reduction() -> None:
+    """It was killed, and its log is torn: it signs nothing, and so it leads nothing."""
+    lab = RoundLab(5, reduce_s=REDUCED_S)
+    first, second, *rest = leads_of(lab)
+    node, head = lab.nodes[second], lab.nodes[second].chain.head
+    lab.kill(second)
+    lab.run_for(0.2)
+    node.log.append(DurableRecord(kind=ABSTAIN, term=head.next_term, round=head.next_round))
+    lab.restart(second)
+    lab.run_until(lab.reducing(first), 20)
+    lab.run_for(0.5)
+    lab.kill(first)
+    assert lab.run_until(lab.height_of(rest, 1), 10 * REDUCE_S) < REPLAN_LIMIT_S + 3 * REDUCED_S
 
 
 @pytest.mark.parametrize("heard_by", [0, 1, 2, 3])

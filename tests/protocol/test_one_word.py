@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from shoal.lab.signed import moves_of, propose_of, signed_report
+from shoal.lab.signed import change_of, moves_of, propose_of, signed_report
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.effects import CloseOff, Effect, Repair, StartReduce
@@ -37,7 +37,7 @@ from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
 from shoal.protocol.round import LINEAGES_LIMIT, RoundMachine
 from shoal.protocol.seats import Seating
 from shoal.protocol.terms import make_consent
-from shoal.protocol.timeouts import DOUBLINGS_LIMIT, PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S, doubled
+from shoal.protocol.timeouts import DOUBLINGS_LIMIT, HELD_TIMEOUT_S, PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S, doubled
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned, sends
@@ -432,6 +432,31 @@ def test_plan_that_came_too_late_to_be_followed_is_one_that_was_seen() -> None:
     revised = msgspec.structs.replace(plan, view=1, planner=second, origin=plan.hash, moves=moves)
     effects = member.receive(second, revised, 1.2)
     assert any(isinstance(effect, StartReduce) and effect.plan == revised for effect in effects)
+    del leader
+
+
+def test_lead_of_a_later_view_that_planned_has_the_time_of_a_reduction_also_from_who_cannot_follow_the_plan() -> None:
+    """The member has seen the first plan, but not the one that the lead goes on with."""
+    lab, machines, leader, plan = planned(4)
+    second = machines[0].agreement.lead(1)
+    member = next(machine for machine in machines if machine.me not in (plan.planner, second))
+    alive = [machine.me for machine in machines if machine.me != plan.planner]
+    member.peers_alive(alive, 2.0)
+    assert member.agreement.view == 1
+    for peer in alive:
+        identity = next(node.identity for node in lab.nodes if node.peer == peer)
+        member.receive(peer, change_of(identity, member.previous, 1), 2.0)
+    timeout_s = 2 * (SETTINGS.grace_s + PLAN_TIMEOUT_S + HELD_TIMEOUT_S)
+    member.tick(1.5 + timeout_s)
+    assert member.agreement.view == 1
+    moves = moves_of([node.identity for node in lab.nodes if node.peer in alive], member.previous, 1)
+    unseen = msgspec.structs.replace(plan, view=1, planner=second, origin=domain_hash("unseen"), moves=moves)
+    member.receive(second, unseen, 1.5 + timeout_s)
+    assert member.plan == plan, "it does not follow it"
+    member.tick(2.5 + timeout_s)
+    assert member.agreement.view == 1
+    member.tick(2.5 + 2 * (SETTINGS.reduce_deadline_s + PLAN_TIMEOUT_S))
+    assert member.agreement.view == 2
     del leader
 
 

@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 
 from shoal.protocol.effects import Append, MemberEffect, Repair, StartReduce, Write
-from shoal.protocol.leading import HELD_TIMEOUT_S
 from shoal.protocol.messages import (
     NO_HASH,
     Message,
@@ -23,6 +22,7 @@ from shoal.protocol.messages import (
     Vote,
 )
 from shoal.protocol.round import RESEND_S, Phase
+from shoal.protocol.timeouts import HELD_TIMEOUT_S
 from tests.protocol.round_lab import Intercept, RoundLab
 from tests.protocol.round_machines import REDUCE_S, REPLAN_S, ROUND_S, TRAIN_S, sends
 from tests.protocol.round_node import report_on

@@ -13,7 +13,7 @@ from shoal.protocol.accusations import PLANS_LIMIT, WORDS_LIMIT
 from shoal.protocol.agreement import Broadcast, DurableRecord, NeedFinals, Persist
 from shoal.protocol.effects import CloseOff, Effect, Evicted, Repair, StartReduce
 from shoal.protocol.errors import LocalError, RemoteError
-from shoal.protocol.leading import HELD_TIMEOUT_S, REPLAN_SETTLE_S, REPORT_GRACE_S
+from shoal.protocol.leading import REPLAN_SETTLE_S, REPORT_GRACE_S
 from shoal.protocol.messages import (
     MEMBER_LIMIT,
     NO_HASH,
@@ -35,7 +35,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.peering import SwarmMessage
 from shoal.protocol.planning import CONTRIBUTOR, JOINER, OBSERVER, TRAINING, absent_ready
 from shoal.protocol.round import RESEND_S, RULES, WAITING_RESEND_S, Phase, RoundMachine
-from shoal.protocol.timeouts import CROWD
+from shoal.protocol.timeouts import CROWD, HELD_TIMEOUT_S
 from tests.protocol.lab import PaperIdentity, value_of
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned, sends

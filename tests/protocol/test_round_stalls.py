@@ -9,7 +9,7 @@ import pytest
 
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.effects import CloseOff, Effect, Repair
-from shoal.protocol.leading import HELD_TIMEOUT_S, RELAY_LATE_S, RELAY_SETTLE_S, REPLAN_SETTLE_S
+from shoal.protocol.leading import RELAY_LATE_S, RELAY_SETTLE_S, REPLAN_SETTLE_S
 from shoal.protocol.messages import (
     Evict,
     Held,
@@ -20,7 +20,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.planning import check_plan
 from shoal.protocol.round import RoundMachine
-from shoal.protocol.timeouts import CROWD, PROPOSE_TIMEOUT_S, SILENCE_S
+from shoal.protocol.timeouts import CROWD, HELD_TIMEOUT_S, PROPOSE_TIMEOUT_S, SILENCE_S
 from tests.protocol.round_lab import HANG_SEEN_S, RoundLab
 from tests.protocol.round_machines import (
     REDUCE_S,
