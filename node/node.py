@@ -314,7 +314,8 @@ class Node:
         if rounds.contributed is not None:
             parts.members.admission.contributed = rounds.contributed
         if rounds.certifying is not None:
-            parts.members.machine.awaited = rounds.certifying.member.awaited
+            member = rounds.certifying.member
+            parts.members.machine.awaited, parts.members.machine.calm = member.awaited, lambda: member.rests
         if rounds.certifying is not None and self.auditing is not None:
             rounds.certifying.observer = self.auditing
             parts.reduce.excluded = self.auditing.excluded

@@ -51,7 +51,7 @@ or the first of them by who rests. For those that watch it closely close_interva
 term, and RESTING_TICK_S of the last: 8 s, and 9 s at most where there are many. What these find the others are told,
 and look: 12 s, whatever n, if one of those lives and its message comes through. Else, as where a node that has just
 told all of many tells the suspect alone, each finds out by itself, with probe_interval_s(n) for the first term: 15 s
-where there are sixteen live peers, 39 s where there are 64.
+where there are sixteen live peers, 39 s where there are 64. While all train both intervals are CALM_TIMES as long.
 A broken connection leaves out the first two terms, and one that is confirmed ends it at once.
 
 Known limit: one lying intermediary can vouch for a dead peer. The round does not rely on this view to be exact: it
@@ -184,6 +184,9 @@ CLOSE_PEERS = 3
 """Peers that a node watches closely beside those it waits for."""
 PROBES_PER_S = 2
 """Of all others: with the number of live peers the interval grows, so that the load does not."""
+CALM_TIMES = 2.0
+"""All these are probed so many times as seldom while nobody waits for anybody, as when all train: to be woken up for a
+ping is most of what a daemon at rest costs."""
 CROWD_PEERS = 64
 """Beyond so many peers those that come first are watched as if they were alone."""
 PROBES_PER_TICK_LIMIT = 64
@@ -233,20 +236,28 @@ def probe_interval_s(peers: int) -> float:
 
 
 def detection_bound_s(
-    peers: int, late_s: float = 0.0, *, pace: float = 1.0, told: bool = False, awaited: bool = False
+    peers: int,
+    late_s: float = 0.0,
+    *,
+    pace: float = 1.0,
+    told: bool = False,
+    awaited: bool = False,
+    calm: bool = False,
 ) -> float:
     """Seconds within which a peer that fell silent is `Died`, if we are not late ourselves.
 
     late_s: how long its answers took shortly before, or those of most; of more than LATE_LIMIT_S no more is held.
     told: one of those that watch it closely lives, and what it says comes through at once. awaited: we wait for it.
+    calm: nobody waits for anybody.
     """
     waited_s = WAITED_TIMES * min(late_s, LATE_LIMIT_S)
     looks_s = max(pace * ACK_DEADLINE_S, waited_s) + max(pace * INDIRECT_DEADLINE_S, waited_s)
     ends_s = looks_s + max(pace * SUSPICION_S, waited_s)
     if awaited:
         return pace * PROBE_INTERVAL_S + ends_s + WAITING_TICK_S
-    close_s = pace * close_interval_s(peers)
-    begins_s = close_s if peers <= CLOSE_PEERS else pace * probe_interval_s(peers)
+    seldom = pace * (CALM_TIMES if calm else 1.0)
+    close_s = seldom * close_interval_s(peers)
+    begins_s = close_s if peers <= CLOSE_PEERS else seldom * probe_interval_s(peers)
     told_s = close_s + looks_s if told else math.inf
     return min(begins_s, told_s) + ends_s + RESTING_TICK_S
 
@@ -295,6 +306,10 @@ def _always(*_: PeerId) -> bool:
     return True
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class _Relay:
     """A ping that we sent for another."""
@@ -314,7 +329,7 @@ class MembershipMachine:
     has_link: whether we can send to a peer. can_ask: whether a peer (first) may have a link to another (second).
     first: who comes first (places.py): watched where there is not room for all, and as often as if they were alone.
     pace: how many times as long as the constants say is waited, where nobody waits for who is gone.
-    awaited: whom this node waits for: watched closely.
+    awaited: whom this node waits for: watched closely. calm: nothing is waited for in seconds.
     """
 
     me: PeerId
@@ -324,6 +339,7 @@ class MembershipMachine:
     can_ask: Callable[[PeerId, PeerId], bool] = _always
     first: Callable[[], Collection[PeerId]] = tuple
     awaited: Callable[[], Collection[PeerId]] = tuple
+    calm: Callable[[], bool] = _never
     tick_s: float = TICK_S
     pace: float = 1.0
     _peers: dict[PeerId, _Watched] = field(default_factory=dict)
@@ -596,8 +612,9 @@ class MembershipMachine:
         first = self.first() if len(peers) > CROWD_PEERS else ()
         awaited, ring = frozenset(self.awaited()), self._ring(first)
         alive = [watched.state for watched in peers.values()].count(_ALIVE)
-        interval, close_interval = probe_interval_s(alive), close_interval_s(alive)
-        among_first = probe_interval_s(sum(1 for p in first if p in peers and peers[p].state is _ALIVE))
+        seldom = CALM_TIMES if self.calm() else 1.0
+        interval, close_interval = seldom * probe_interval_s(alive), seldom * close_interval_s(alive)
+        among_first = seldom * probe_interval_s(sum(1 for p in first if p in peers and peers[p].state is _ALIVE))
         overdue: list[tuple[PeerId, _Watched]] = []
         due: list[tuple[float, PeerId, _Watched]] = []
         for peer, watched in peers.items():

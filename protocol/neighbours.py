@@ -44,7 +44,7 @@ PROVEN_LEAST = 8
 WATCH_PACE = 5.0
 """Neighbours are watched, and links with them waited for, so many times as long as where rounds wait for everybody:
 nobody waits for a neighbour, and another one costs more work than a slow one, which slow nodes have no time for."""
-UNLINKED_S = 90.0
+UNLINKED_S = 120.0
 """So long a peer whose link was lost is watched on, while the link is made again or its end is found: longer than the
 failure detector takes."""
 

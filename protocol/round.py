@@ -340,15 +340,17 @@ class RoundMachine:
         return tuple(peer for peer in self._facts.reports.get(self.plan.hash, ()) if peer in self.plan.remaining)
 
     def awaited(self) -> frozenset[PeerId]:
-        """Peers for which this node waits: the lead, once its own part is made; for a lead, who is yet to report."""
+        """Peers for which this node waits: the lead, once its own part is made; for a lead, who is yet to announce its
+        contribution, or to report."""
         facts, plan = self._facts, self.plan
         if self.phase in (Phase.TRAIN, Phase.DECIDED):
             return frozenset()
         leader = self.agreement.lead(self.agreement.view)
         if leader != self.me:
             return frozenset((leader,))
-        waits = plan is not None and facts.my_report() is not None
-        return frozenset(facts.remaining(plan) - facts.reported(plan)) if plan is not None and waits else frozenset()
+        if plan is not None and facts.my_report() is None:
+            return frozenset()
+        return frozenset(facts.awaited() if plan is None else facts.remaining(plan) - facts.reported(plan))
 
     def unready(self) -> frozenset[PeerId]:
         """The others whose contributions the round waits for, once this node's own is made."""

@@ -82,7 +82,7 @@ def settled_s(peers: int) -> float:
     arrive. That holds of one that was slow as well: control messages wait behind nothing, so once it is quick again it
     is heard. A margin of 2 s is for what is sent in between.
     """
-    return IN_FLIGHT_S + detection_bound_s(peers) + TICKS_LATE_S + 2.0
+    return IN_FLIGHT_S + detection_bound_s(peers, calm=True) + TICKS_LATE_S + 2.0
 
 
 class NoQuorum(Exception):
@@ -618,7 +618,7 @@ class Simulation:
 
     def _silence_bound_s(self, *, late_s: float) -> float:
         """Seconds of silence until a peer is given up, where answers came so late shortly before, or meanwhile."""
-        return detection_bound_s(len(self.peers), late_s) + TICKS_LATE_S + IN_FLIGHT_S
+        return detection_bound_s(len(self.peers), late_s, calm=True) + TICKS_LATE_S + IN_FLIGHT_S
 
     def _check_found(self, observer: SimulatedPeer, life: int, peer: SimulatedPeer, since: float) -> None:
         silent = peer.silent_since == since and not peer.running

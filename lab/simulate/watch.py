@@ -119,6 +119,7 @@ class Watch:
             has_link=self._has_link,
             can_ask=self._can_ask,
             awaited=lambda: peer.peer_rounds.member.awaited(),
+            calm=lambda: peer.peer_rounds.member.rests,
             tick_s=peer.swarm.tick_s,
         )
 

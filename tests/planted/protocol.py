@@ -600,6 +600,20 @@ PROTOCOL: tuple[Bug, ...] = (
         "",
     ),
     bug(
+        "all ask as often while nobody waits for anybody",
+        "tests/protocol/test_membership.py"
+        "::test_where_nobody_waits_for_anybody_all_ask_half_as_often_and_find_the_silent_within_the_bound",
+        "seldom = CALM_TIMES if self.calm() else 1.0",
+        "seldom = 1.0",
+    ),
+    bug(
+        "a lead does not watch whose contributions it waits for",
+        "tests/protocol/test_round_messages.py"
+        "::test_members_wait_for_the_lead_and_a_lead_for_those_who_are_yet_to_announce_or_report",
+        "return frozenset(facts.awaited() if plan is None else facts.remaining(plan) - facts.reported(plan))",
+        "return frozenset(() if plan is None else facts.remaining(plan) - facts.reported(plan))",
+    ),
+    bug(
         "a lead that dies while all train is given up at once",
         "tests/protocol/test_following.py"
         "::test_lead_that_is_dead_while_all_train_is_given_up_only_when_half_of_them_are_done",
@@ -1561,7 +1575,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "members do not know that they wait for the lead",
         "tests/protocol/test_round_messages.py"
-        "::test_members_wait_for_the_lead_and_a_lead_for_those_who_are_yet_to_report",
+        "::test_members_wait_for_the_lead_and_a_lead_for_those_who_are_yet_to_announce_or_report",
         "return frozenset((leader,))",
         "return frozenset()",
     ),

@@ -261,6 +261,9 @@ def test_bound_is_the_documented_one() -> None:
     assert detection_bound_s(64, awaited=True) + 2 * 0.25 < 8.0  # a round trip of half a second fits
     assert [close_interval_s(peers) for peers in (1, 8, 12, 16, 64)] == [1.0, 1.0, 1.5, 2.0, 2.0]
     assert [detection_bound_s(peers, told=True) for peers in (3, 64, 4096)] == pytest.approx([8.0, 12.0, 12.0])
+    assert [detection_bound_s(peers, calm=True) for peers in (3, 4, 16, 64)] == pytest.approx([9.0, 11.0, 23.0, 71.0])
+    assert [detection_bound_s(peers, told=True, calm=True) for peers in (3, 64)] == pytest.approx([9.0, 14.0])
+    assert detection_bound_s(64, awaited=True, calm=True) == pytest.approx(7.4)
 
 
 # --- the living stay ---
@@ -1189,6 +1192,22 @@ def test_sixteen_at_rest_ask_twice_a_second_each_and_look_once_a_second() -> Non
     seldom = (close / (close_interval_s(15) + RESTING_TICK_S) + others / (probe_interval_s(15) + RESTING_TICK_S)) / 16
     assert seldom <= pings <= 2.0, "of two that watch each other one asks"
     assert net.ticks / 16 / seconds <= 1.3 / RESTING_TICK_S, "once more only where an answer is awaited"
+
+
+def test_where_nobody_waits_for_anybody_all_ask_half_as_often_and_find_the_silent_within_the_bound() -> None:
+    sent = {}
+    for calm in (False, True):
+        net, seconds = Net(16, rests=True), 120.0
+        for node in net.nodes.values():
+            node.machine.calm = lambda calm=calm: calm  # type: ignore[misc]
+        net.run(seconds)
+        assert all(len(node.machine.alive()) == 15 for node in net.nodes.values())
+        sent[calm] = net.sent
+        victim = name(0)
+        net.stop(victim)
+        net.run(seconds + detection_bound_s(15, told=True, calm=calm) + 0.1)
+        assert len(net.died(victim)) == 15
+    assert sent[True] < 0.6 * sent[False]
 
 
 def test_detector_that_rests_wakes_up_for_each_deadline_and_for_a_silence() -> None:

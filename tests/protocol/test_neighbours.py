@@ -260,4 +260,4 @@ def test_who_died_is_gone_until_it_signs_a_newer_record_or_is_linked() -> None:
 
 
 def test_neighbour_that_lost_its_link_is_watched_until_the_detector_is_done_with_it() -> None:
-    assert detection_bound_s(NEIGHBOUR_LIMIT, pace=WATCH_PACE) < UNLINKED_S
+    assert detection_bound_s(NEIGHBOUR_LIMIT, pace=WATCH_PACE, calm=True) < UNLINKED_S

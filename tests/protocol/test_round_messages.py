@@ -513,9 +513,13 @@ def test_what_is_not_news_is_sent_again_less_and_less_often() -> None:
     assert said_again(2.0, 12.0) == pytest.approx([2.0 + 2 * RESEND_S]), "each hears as much"
 
 
-def test_members_wait_for_the_lead_and_a_lead_for_those_who_are_yet_to_report() -> None:
+def test_members_wait_for_the_lead_and_a_lead_for_those_who_are_yet_to_announce_or_report() -> None:
     _, machines = machines_of(3)
     assert [machine.awaited() for machine in machines] == [frozenset()] * 3, "all train"
+    lead = next(machine for machine in machines if machine.agreement.lead(0) == machine.me)
+    lead.peers_alive([machine.me for machine in machines], 1.0)
+    lead.ready(contribution(lead), 1.0)
+    assert lead.awaited() == {machine.me for machine in machines} - {lead.me}
     _, machines, leader, plan = planned(3)
     lead, others = machines[leader], [machine for machine in machines if machine is not machines[leader]]
     assert [machine.awaited() for machine in others] == [{lead.me}] * 2

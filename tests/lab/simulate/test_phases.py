@@ -197,7 +197,7 @@ def test_seeded_order_for_a_state_that_is_not_served_is_found(monkeypatch: pytes
 LEFT_OUT = Scenario(
     peers=3,
     rounds=1,
-    seed=4068,
+    seed=89,
     calm_rounds=3,
     fault=(
         Fault(kind="kill", at_s=0.0, phase="plan", peer=2, duration_s=2.56, torn=1.0),
@@ -224,7 +224,7 @@ def test_order_of_a_peer_that_is_left_out_for_a_while_is_carried_out_once_it_vot
 WITHOUT_THE_STATE = Scenario(
     peers=3,
     rounds=1,
-    seed=5951,
+    seed=1,
     calm_rounds=3,
     fault=(
         Fault(kind="finish", at_s=0.0, peer=1, round=3),

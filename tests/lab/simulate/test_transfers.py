@@ -221,7 +221,7 @@ def test_seeded_donor_that_lets_its_round_wait_is_found(monkeypatch: pytest.Monk
         plain(serving, life)
 
     monkeypatch.setattr(Serving, "_next", everything)
-    outcomes = [run_scenario(random_scenario(seed)).violation for seed in (8, 20)]
+    outcomes = [run_scenario(random_scenario(seed)).violation for seed in (3, 4)]
     assert "a donor's duties" in outcomes
 
 
