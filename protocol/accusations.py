@@ -58,6 +58,10 @@ class RelayChoice:
         for pair, via in plan.relayed.items() if plan.planner == self._me else ():
             self._tried.setdefault(pair, set()).add(via)
 
+    def has_tried(self, pair: Pair) -> bool:
+        """True if a third was tried between these."""
+        return bool(self._tried.get(pair))
+
     def around(
         self, plan: Plan, pairs: Collection[Pair], alive: Collection[PeerId]
     ) -> tuple[tuple[Relay, ...], set[Pair]]:
@@ -172,9 +176,10 @@ class Accusations:
             _add(self._late, self._speaking(left, alive))
 
     def look(self, plan: Plan, alive: Collection[PeerId], now: float, *, ran_s: float) -> None:
-        """Note for how long owners say that they wait. ran_s: how long `plan` is followed."""
+        """Note for how long owners say that they wait. ran_s: how long the reduction of `plan` has been going on."""
         missed = self._missed(plan, alive)
-        self._excuses.look(plan, now, missed=missed, excused=self._excused(plan, alive) & missed, ran_s=ran_s)
+        held_up = missed if missed and self._is_any_direct(plan, alive) else ()
+        self._excuses.look(plan, now, excused=self._excused(plan, alive) & missed, held_up=held_up, ran_s=ran_s)
 
     def _missed(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
         """Owners whose finals enough of those miss that wait for nobody, whatever is said directly."""
@@ -183,12 +188,14 @@ class Accusations:
         waiting = _waiting(late)
         missing = {peer: some - waiting for peer, some in _accusers(late).items() if peer in living}
         few = len(living) <= 2
-        return {peer for peer, some in missing.items() if some and (few or _are_two(plan, peer, some, late))}
+        return {peer for peer, some in missing.items() if some and (few or _are_two(plan, peer, some, late, living))}
+
+    def _is_any_direct(self, plan: Plan, alive: Collection[PeerId]) -> bool:
+        return any(message.peers for message in self._heard(plan, alive).values())
 
     def _excused(self, plan: Plan, alive: Collection[PeerId]) -> frozenset[PeerId]:
         """Those that say they wait, where nothing is said directly."""
-        said = self._heard(plan, alive)
-        return frozenset() if any(message.peers for message in said.values()) else _waiting(said)
+        return frozenset() if self._is_any_direct(plan, alive) else _waiting(self._heard(plan, alive))
 
     def _out_of_excuses(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
         over = {peer for peer in self._excused(plan, alive) if self._excuses.over(peer)}
@@ -220,7 +227,7 @@ class Accusations:
             relays = spoken.get(peer, frozenset()) - gone
             if relays:
                 relays |= late.get(peer, frozenset()) - gone
-            two = bool(some) if peer in suspected else _are_two(plan, peer, some, said)
+            two = bool(some) if peer in suspected else _are_two(plan, peer, some, said, living)
             return two or len(relays) >= needed
 
         found, left = set[PeerId](), living.intersection((*accusers, *spoken))
@@ -246,7 +253,7 @@ class Accusations:
         relays = self.relays_against(plan, alive).get(lead, frozenset())
         relays |= self._of_parties(plan, alive, self._late).get(lead, frozenset())
         living = _living(plan, alive)
-        if self._excuses.unsettled(lead) and lead in self._missed(plan, alive):
+        if self._excuses.unsettled(lead) and self._is_any_direct(plan, alive) and lead in self._missed(plan, alive):
             return True
         joined = any(relay != other for relay in relays for other in living.intersection(ahead) - {lead})
         return joined or len(relays) >= _relays_needed(living) or lead in self.believed(plan, alive, suspected)
@@ -274,8 +281,7 @@ class Accusations:
         """Return the peers that `later` evicts because they lost a dispute under `plan`.
 
         A lead's ruling counts where it was no party to the dispute, or is this node; else enough relays must say the
-        same. A peer that two accuse, or that this node's detector suspects, is cut off or hangs, and lost no dispute;
-        but one that said to the end of its time that it waits did.
+        same. A peer that two accuse, or that this node's detector suspects, is cut off or hangs, and lost no dispute.
         """
         said, living = self._heard(plan, alive), _living(plan, alive)
         gone = living.intersection(later.evicted)
@@ -286,8 +292,8 @@ class Accusations:
                 if one in gone and (judged or len(against.get(one, ())) >= _relays_needed(living)):
                     found.add(one)
         accusers = _accusers(said)
-        lost = {p for p in found if not _are_two(plan, p, accusers.get(p, set()), said)}
-        return (lost | (gone & self._out_of_excuses(plan, alive))) - set(suspected)
+        two = {p for p in found if _are_two(plan, p, accusers.get(p, set()), said, living)}
+        return found - two - set(suspected)
 
     # -- what relays say ---------------------------------------------------------------------------------------
 
@@ -471,8 +477,15 @@ def _voices(plan: Plan, accused: PeerId, accusers: Collection[PeerId]) -> set[Pe
     return {relays.get(pair_of(accuser, accused), accuser) for accuser in accusers if accuser != accused}
 
 
-def _are_two(plan: Plan, accused: PeerId, accusers: set[PeerId], said: Mapping[PeerId, Stalled]) -> bool:
+def _are_two(
+    plan: Plan,
+    accused: PeerId,
+    accusers: set[PeerId],
+    said: Mapping[PeerId, Stalled],
+    living: Collection[PeerId],
+) -> bool:
     """True if these are two voices, and not one liar and one broken link."""
     word = said.get(accused)
     cut = accusers.intersection(() if word is None else (*word.peers, *word.late))
-    return any(len(_voices(plan, accused, some)) >= 2 for some in (accusers - cut, cut))
+    of_all = cut >= {peer for peer in plan.remaining if peer in living} - {accused}
+    return len(_voices(plan, accused, accusers - cut)) >= 2 or len(_voices(plan, accused, cut)) >= (2 if of_all else 3)

@@ -218,9 +218,13 @@ class FinishWork:
 
 @dataclass(frozen=True, slots=True)
 class WatchReduction:
-    """Look at the reduction under way; `complete_at` have all its finals. Comes to what there is to say (`Watched`)."""
+    """Look at the reduction under way; `complete_at` have all its finals. Comes to what there is to say (`Watched`).
+
+    overdue: it has had its time: nobody is waited for any more, however steadily it comes.
+    """
 
     complete_at: tuple[PeerId, ...]
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from shoal.protocol.planning import CONTRIBUTOR, OBSERVER, ROLES, TRAINING, Roun
 from shoal.protocol.probation import Probation
 from shoal.protocol.seats import PassedOver, Seating
 from shoal.protocol.terms import verify_consent
+from shoal.protocol.timeouts import reduce_deadline_s
 from shoal.protocol.voting import common_view
 
 READIES_LIMIT = 4 * MEMBER_LIMIT
@@ -192,7 +193,7 @@ class Gathering:
 
 @dataclass(slots=True, kw_only=True)
 class RoundFacts:
-    """`planned_at` is when `plan` was adopted here.
+    """`planned_at` is when `plan` was adopted here, and `reducing_since` when the first of its lineage was.
 
     `closed_to` are, by lineage, those from whom this node takes nothing more.
     `suspected` are those of the living that this node's failure detector cannot reach any more. `banned` are so by
@@ -214,6 +215,7 @@ class RoundFacts:
     dead_since: dict[PeerId, float] = field(default_factory=dict)
     plan: Plan | None = None
     planned_at: float = 0.0
+    reducing_since: float = 0.0
     held: dict[PeerId, Held] = field(default_factory=dict)
     closed_to: dict[bytes, frozenset[PeerId]] = field(default_factory=dict)
     consents: dict[PeerId, Consent] = field(default_factory=dict)
@@ -287,6 +289,10 @@ class RoundFacts:
         """Participants that are alive, not evicted and not on the way out."""
         return {p for p in plan.remaining if p in self.alive} - frozenset(self.leaves)
 
+    def is_overdue(self, plan: Plan, now: float) -> bool:
+        """True if its reduction has had its time."""
+        return now - self.planned_at >= reduce_deadline_s(self.settings, plan)
+
     def lost(self, plan: Plan) -> set[PeerId]:
         """Participants not evicted yet that died, left, were restarted, lost their contribution, are accused by enough
         others, or are proven to have lied where the rest are a quorum. Of who may not have heard of the plan, being
@@ -339,7 +345,7 @@ class RoundFacts:
     def look_at_excuses(self, now: float) -> None:
         """Note for how long owners have said that they wait for others."""
         if self.plan is not None:
-            self.accusations.look(self.plan, self.alive, now, ran_s=now - self.planned_at)
+            self.accusations.look(self.plan, self.alive, now, ran_s=now - self.reducing_since)
 
     def take_held(self, sender: PeerId, held: Held) -> None:
         """`sender` takes nothing more from the evicted, and says which finals it holds."""

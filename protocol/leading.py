@@ -54,12 +54,16 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.seats import first_by_group
 from shoal.protocol.terms import make_rollback
-from shoal.protocol.timeouts import HELD_TIMEOUT_S, Accrued, Since, in_crowd, reduce_deadline_s
+from shoal.protocol.timeouts import HELD_TIMEOUT_S, Accrued, Since, in_crowd
 from shoal.protocol.voting import holds_state
 
 RELAY_SETTLE_S = 3.0
 """Time that a lone accusation stands before the lead believes that the fault lies between the two, longer in a crowd:
 enough for the failure detector to suspect who is silent altogether."""
+PAUSE_S = 1.0
+"""Who accuses somebody again after no longer has done so all the while. In a longer one others are heard."""
+OVERDUE_SETTLE_S = 2.0
+"""So long a lead waits, once a reduction is overdue, for what the others say of it then."""
 RELAY_LATE_S = WAITED_TIMES * LATE_LIMIT_S
 """By so much more a relay may run late than who accuses: until then its silence says nothing."""
 
@@ -78,14 +82,14 @@ class Disputes:
     def __init__(self, facts: RoundFacts) -> None:
         self.relay_choice = RelayChoice(facts.me)
         self._facts = facts
-        self._stood = Accrued[PeerId]()
+        self._stood = Accrued[PeerId](pause_s=PAUSE_S)
         """By accuser, for how long it has accused somebody alone, be it one after the other."""
         self._heeded: dict[PeerId, int] = {}
         """By accuser, the plans that were made on its word."""
 
     def adopted(self, plan: Plan) -> None:
         """All that stood was about another plan."""
-        self._stood = Accrued()
+        self._stood = Accrued(pause_s=PAUSE_S)
         self.relay_choice.note(plan)
 
     def rule(self, plan: Plan, now: float, *, overdue: bool) -> Ruling | None:
@@ -127,6 +131,8 @@ class Disputes:
         left = sorted(spent, key=lambda one: (-self._stood.seconds(one[0]), one))
         while left:
             pairs = {pair_of(*one) for one in disputes if losers.isdisjoint(one)}
+            if not self.relay_choice.has_tried(pair_of(*left[0])):  # all thirds were taken: by whom?
+                pairs |= {pair for pair in plan.relayed if losers.isdisjoint(pair)}
             counts = Counter(peer for pair in pairs for peer in pair)
             one, other = sorted(left[0], key=lambda peer: -counts[peer])
             loser = one if counts[one] > counts[other] else facts.accusations.loser(plan, left[0], facts.alive)
@@ -269,7 +275,7 @@ class Lead:
 
     def _overdue(self, plan: Plan, now: float) -> bool:
         """True if the reduction took too long altogether."""
-        return now - self._facts.planned_at >= reduce_deadline_s(self._facts.settings, plan)
+        return self._facts.is_overdue(plan, now - OVERDUE_SETTLE_S)
 
     def _settled(self, plan: Plan, lost: set[PeerId], now: float, view_since: float) -> bool:
         """True if somebody was lost, or the plan is of a lead that was replaced, and a moment passed since."""

@@ -502,7 +502,7 @@ class Member:
         return self.machine is machine and machine.phase is not Phase.DECIDED
 
     def _look_after_reduction(self, machine: RoundMachine) -> Steps:
-        watched: Watched = yield WatchReduction(machine.complete_at())
+        watched: Watched = yield WatchReduction(machine.complete_at(), overdue=machine.is_overdue(self._now))
         if watched.stalled is not None:
             yield from self._carry_out(machine.stalled(*watched.stalled, self._now))
         yield from self._carry_out(machine.relayed(*watched.relayed, self._now))

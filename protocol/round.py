@@ -333,6 +333,10 @@ class RoundMachine:
         if plan.planner != self.me and self._facts.counts_too_few(plan):
             self.agreement.doubt(plan.hash)
 
+    def is_overdue(self, now: float) -> bool:
+        """True if the reduction under way has had its time."""
+        return self.plan is not None and self.phase is Phase.REDUCE and self._facts.is_overdue(self.plan, now)
+
     def complete_at(self) -> tuple[PeerId, ...]:
         """Other participants that say they have all finals of the plan that this node is reducing by."""
         if self.plan is None or self.phase is not Phase.REDUCE:
@@ -596,6 +600,7 @@ class RoundMachine:
         self.weigh(plan)
         if facts.is_unfair(plan, now):
             self.agreement.doubt(plan.hash)
+        facts.reducing_since = facts.reducing_since if revised else now
         facts.plan, facts.planned_at, self._relayed = plan, now, None
         self._lead.adopted(plan)
         held, self._closed_off, facts.held = tuple(facts.held.items()), None, {}

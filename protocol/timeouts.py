@@ -3,9 +3,9 @@
 Limits double with the view, up to a cap, so that members who lost patience at different moments meet in one view.
 
 A lead that plans again and again gains little by it: plans that follow each other before one had its time are a series,
-which has as long again as one plan, and no longer. A plan that had half its time or more, and is replaced, begins
-another series, of twice the time, so often as that may double: a lead that leads what others exchange through itself,
-and drops it, has its end too.
+which has as long again as one plan, and no longer. A plan that had its whole time, and is replaced, begins another
+series, of twice the time, so often as that may double: a lead that leads what others exchange through itself, and drops
+it, has its end too. And the time for which members have reported, and it plans anew in place of proposing, adds up.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ HELD_TIMEOUT_S = 4.0
 PROPOSE_TIMEOUT_S = 15.0  # for a proposal, having reported
 SILENCE_S = 2.0
 """At least so long, and as long as all others took for their reports, has a lead to which all others have reported."""
+WHOLE_SHARE = 0.95
+"""Of a reduction's deadline, after which a plan had its whole time: on its way it may have been late."""
 VOTE_TIMEOUT_S = 10.0  # for votes
 DOUBLINGS_LIMIT = 5  # of patience, and of the reduce deadline
 RESTING_TICK_S = 1.0
@@ -82,12 +84,14 @@ class Since:
 class Accrued(Generic[Who]):
     """The seconds for which each of some was noted, all in all; who is noted again goes on.
 
-    step_s: from one look to the next no more counts, where what was not looked at may not have been so.
+    step_s: from one look to the next no more counts, where what was not looked at may not have been so. pause_s: who
+    was not noted for longer begins anew.
     """
 
-    def __init__(self, step_s: float = math.inf) -> None:
-        self._step_s = step_s
+    def __init__(self, *, step_s: float = math.inf, pause_s: float = math.inf) -> None:
+        self._step_s, self._pause_s = step_s, pause_s
         self._seconds: dict[Who, float] = {}
+        self._noted_at: dict[Who, float] = {}
         self._looked_at: float | None = None
 
     def look(self, noted: Collection[Who], now: float) -> None:
@@ -95,7 +99,9 @@ class Accrued(Generic[Who]):
         passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, self._step_s)
         self._looked_at = now
         for one in noted:
-            self._seconds[one] = self._seconds[one] + passed_s if one in self._seconds else 0.0
+            goes_on = now - self._noted_at.get(one, -math.inf) <= self._pause_s + passed_s and one in self._seconds
+            self._seconds[one] = self._seconds[one] + passed_s if goes_on else 0.0
+            self._noted_at[one] = now
 
     def seconds(self, one: Who) -> float:
         """The time for which it was noted; none if it never was."""
@@ -113,12 +119,17 @@ class Timeouts:
         self._adopted_at = self._series_since = 0.0
         self._repaired = False
         self._doublings = 0
+        self._reported_s = 0.0
+        """Time for which it had reported under earlier plans of the view, and was given another."""
         self.since = 0.0
 
     def note(self, view: int, stage: str, plan: Plan | None, now: float) -> None:
         """Note the stage and view of the round; a plan begins a stage, or goes on in that of the one before it."""
         if view != self._view:
             self._begin_series(now, doublings=0)
+            self._reported_s = 0.0
+        elif (self._stage, stage) == (PROPOSE, REDUCE):
+            self._reported_s += now - self.since
         planned = plan is not self._plan
         if planned:
             self._note_plan(view, plan, now)
@@ -131,10 +142,14 @@ class Timeouts:
         self._adopted_at = now
         if before is None or plan is None or before.view != view:
             self._begin_series(now, doublings=0)
-        elif 2 * took_s >= self._reduce_s() and self._doublings < DOUBLINGS_LIMIT:
+        elif self._had_its_time(took_s) and self._doublings < DOUBLINGS_LIMIT:
             self._begin_series(now, doublings=self._doublings + 1)
         else:
             self._repaired = True
+
+    def _had_its_time(self, took_s: float) -> bool:
+        """True if a plan that took so long is replaced for that, and not in place of a proposal."""
+        return self._stage == REDUCE and took_s >= WHOLE_SHARE * self._reduce_s()
 
     def _begin_series(self, now: float, *, doublings: int) -> None:
         self._series_since, self._doublings, self._repaired = now, doublings, False
@@ -149,8 +164,8 @@ class Timeouts:
 
     def over(self, now: float) -> bool:
         """True if the lead has had its time."""
-        limit_s = self._limit_s()
-        return limit_s is not None and now - self.since >= doubled(limit_s, self._view)
+        limit_s, earlier_s = self._limit_s(), self._reported_s if self._stage == PROPOSE else 0.0
+        return limit_s is not None and earlier_s + now - self.since >= doubled(limit_s, self._view)
 
     def _limit_s(self) -> float | None:
         if self._stage == TRAIN:

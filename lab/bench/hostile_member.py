@@ -212,9 +212,9 @@ def accuse(liar: Liar) -> None:
         else:
             honest_post(self, scope, peer, kind, chunk, payload)
 
-    def stalled(self: ReductionDriver) -> Stall | None:
+    def stalled(self: ReductionDriver, *, overdue: bool = False) -> Stall | None:
         if not liar.strikes:
-            return honest_stalled(self)
+            return honest_stalled(self, overdue=overdue)
         if self._reduction is None or not liar.is_due():
             return None
         liar.note()

@@ -592,7 +592,7 @@ class PeerRounds(Reducing, Surroundings):
 
     def _watch_reduction(self, effect: WatchReduction) -> Watched:
         self._copying.complete_at = effect.complete_at
-        return Watched(self._look_at_stalls(self._now), NOTHING_RELAYED)
+        return Watched(self._look_at_stalls(self._now, overdue=effect.overdue), NOTHING_RELAYED)
 
     def _stop(self, effect: StopReduction | Evicted) -> None:
         self._stop_reduction()

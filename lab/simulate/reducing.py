@@ -159,7 +159,9 @@ class Reducing(ABC):
         under_way = self._reduction is not None and self._reduction.plan.hash == plan
         return under_way and not (self._stall.peers | self._stall.late) - {self._peer.id}
 
-    def _look_at_stalls(self, now: float) -> tuple[frozenset[PeerId], frozenset[PeerId]] | None:
+    def _look_at_stalls(
+        self, now: float, *, overdue: bool = False
+    ) -> tuple[frozenset[PeerId], frozenset[PeerId]] | None:
         """Ask again for what is owed; who moves nothing for the stall deadline, and is late, if there is news."""
         reduction = self._reduction
         if reduction is None or reduction.final_chunks == reduction.plan.chunks:
@@ -177,6 +179,7 @@ class Reducing(ABC):
         if self._pace is None:
             return None
         stall = self._stall = self._pace.look(now)
+        stall = self._pace.overdue(stall) if overdue else stall
         is_due = self._told.is_due(stall, now, nodes=len(reduction.plan.participants))
         return (stall.peers, stall.late) if is_due else None
 

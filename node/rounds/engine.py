@@ -287,7 +287,7 @@ class Engine:
 
     def _watch_reduction(self, effect: effects.WatchReduction) -> effects.Watched:
         self._p.reduce.complete_at(effect.complete_at)
-        stall = self._p.reduce.stalled()
+        stall = self._p.reduce.stalled(overdue=effect.overdue)
         return effects.Watched(None if stall is None else (stall.peers, stall.late), self._p.reduce.relayed)
 
     def _fetch_finals(self, effect: effects.FetchFinals) -> None:

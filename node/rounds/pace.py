@@ -120,11 +120,22 @@ class Pace:
         self._upload.look(now, went, busy=bool(queued))
         direct = self._receiving.stalled() | self._sending.stalled()
         late = self._late.stalled() - direct
-        if self._waits_since.note(bool(waiting.contributions - direct), now) >= self._waiting_s:
+        if self._waits_since.note(bool(waiting.contributions), now) >= self._waiting_s:
             self._waited_at = now
         if now - self._waited_at < self.stall_s:
             late.add(self._me)
         return Stall(frozenset(direct), frozenset(late))
+
+    def overdue(self, stall: Stall) -> Stall:
+        """What to say, beside `stall`, of a reduction that has had its time.
+
+        Whoever lacks the contributions of no more than half of the others accuses these, however steadily they come:
+        by a byte now and then one could hold up all for ever. Else all are slow, and have to be given more time.
+        """
+        waiting = self._reduction.waiting_for()
+        owing = waiting.contributions if 2 * len(waiting.contributions) <= len(self._peers) else frozenset()
+        late = frozenset() if waiting.contributions else waiting.finals
+        return Stall(stall.peers | owing, stall.late | late)
 
     def quiet(self) -> set[PeerId]:
         """Peers that owe finals and move nothing, although not for long enough to blame anybody."""

@@ -475,14 +475,15 @@ class ReductionDriver:
             upload, download = self._pace.rates()
             self.rates = (upload or self.rates[0], download or self.rates[1])
 
-    def stalled(self) -> Stall | None:
-        """Stall of the reduction, if it is to be told now."""
+    def stalled(self, *, overdue: bool = False) -> Stall | None:
+        """Stall of the reduction, if it is to be told now. overdue: it has had its time."""
         reduction, now = self._reduction, time.monotonic()
         if reduction is None:
             return None
         if reduction.final_chunks == reduction.plan.chunks:
-            self._stall = NOBODY
-        return self._stall if self._told.is_due(self._stall, now, nodes=len(reduction.plan.participants)) else None
+            self._stall, overdue = NOBODY, False
+        stall = self._pace.overdue(self._stall) if overdue and self._pace is not None else self._stall
+        return stall if self._told.is_due(stall, now, nodes=len(reduction.plan.participants)) else None
 
     def fetch(self, value: Value, peers: Sequence[PeerId]) -> None:
         """Get the finals of a plan from those who have them, unless a reduction of this node's is about to bring them.

@@ -69,12 +69,14 @@ NOBODY: frozenset[PeerId] = frozenset()
 @dataclass
 class Lies:
     """What the liar does. accuses, late: whom, at a moment under a plan. withholds, keeps: from whom contributions and
-    finals. drops: whether it passes nothing on. claims: what it says as a relay in place of what it should."""
+    finals. trickles: a byte of what it owes at a time. drops: whether it passes nothing on. claims: what it says as a
+    relay in place of what it should."""
 
     accuses: Callable[[float, Plan], Collection[PeerId]] = lambda now, plan: NOBODY
     late: Callable[[float, Plan], Collection[PeerId]] = lambda now, plan: NOBODY
     withholds: frozenset[PeerId] = NOBODY
     keeps: frozenset[PeerId] = NOBODY
+    trickles: bool = False
     drops: bool = False
     claims: Callable[[list[RelayedWay]], list[RelayedWay]] = lambda ways: ways
 
@@ -94,6 +96,8 @@ class Seat(Surroundings):
         self.since = 0.0
         self.contributed: set[PeerId] = set()
         self.finals: set[PeerId] = set()
+        self.moved_at: dict[PeerId, float] = {}
+        """By peer, when its contribution came."""
         self.told: tuple[frozenset[PeerId], frozenset[PeerId]] = (NOBODY, NOBODY)
         self.told_at = float("-inf")
         member = Member(identity=identity, surroundings=self, deal=deal_evenly, scores=DonorScores())
@@ -161,7 +165,7 @@ class Seat(Surroundings):
         self.told, self.told_at = (NOBODY, NOBODY), float("-inf")
 
     def _watch(self, effect: WatchReduction) -> Watched:
-        return self.table.watched(self) if self.reduces else Watched(None, (b"", ()))
+        return self.table.watched(self, overdue=effect.overdue) if self.reduces else Watched(None, (b"", ()))
 
     def _append(self, effect: Append) -> None:
         self.table.decided = effect.entry.value
@@ -206,6 +210,8 @@ class Table:
         chain = Chain(genesis(SWARM, [identity.peer_id for identity in identities]))
         self.now = self.began = 1.0
         self.move_s = move_s
+        self.takes_s: dict[Way, float] = {}
+        """By sender and receiver, how long a contribution takes that takes longer."""
         self.liar: PeerId | None = None
         self.lies = Lies()
         self.cut: set[Way] = set()
@@ -290,10 +296,13 @@ class Table:
     def _move(self) -> None:
         for seat in self.seats.values():
             for peer in self._remaining(seat):
-                source = self.seats[peer]
-                if seat.out or source.plan != seat.plan or self.now - max(seat.since, source.since) < self.move_s:
+                source, moved_s = self.seats[peer], self.now - max(seat.since, self.seats[peer].since)
+                trickles = peer == self.liar and self.lies.trickles
+                if seat.out or source.plan != seat.plan or trickles or moved_s < self.move_s:
                     continue
-                if self._flows(peer, seat):
+                if self._flows(peer, seat) and moved_s >= self.takes_s.get((peer, seat.me), 0.0):
+                    if peer not in seat.contributed:
+                        seat.moved_at[peer] = self.now
                     seat.contributed.add(peer)
                 if self._has_final(source) and self._flows(peer, seat, final=True):
                     seat.finals.add(peer)
@@ -315,18 +324,20 @@ class Table:
 
     # -- what is said --------------------------------------------------------------------------------------------
 
-    def watched(self, seat: Seat) -> Watched:
-        """What one that reduces has to say."""
-        return Watched(self._stalled(seat), (seat.plan.hash, tuple(self._ways(seat))))
+    def watched(self, seat: Seat, *, overdue: bool) -> Watched:
+        """What one that reduces has to say, as `shoal.node.rounds.pace` has it."""
+        return Watched(self._stalled(seat, overdue=overdue), (seat.plan.hash, tuple(self._ways(seat))))
 
-    def _stalled(self, seat: Seat) -> tuple[frozenset[PeerId], frozenset[PeerId]] | None:
+    def _stalled(self, seat: Seat, *, overdue: bool) -> tuple[frozenset[PeerId], frozenset[PeerId]] | None:
         waited_s = self.now - seat.since
         missed = self._remaining(seat) - seat.contributed
         owing = {p for p in missed if not self._flows(p, seat)} if waited_s >= seat.stall_s else set()
-        waits = {seat.me} if missed - owing and waited_s >= STALL_S else set()
-        missed = self._remaining(seat) - seat.finals - owing if waited_s >= seat.stall_s + LATE_S else set()
-        late = {p for p in missed if self._is_blocked(self.seats[p])}
-        late |= {p for p in missed if self._has_final(self.seats[p]) and not self._flows(p, seat, final=True)} | waits
+        late = {p for p in self._remaining(seat) - seat.finals - owing if self._is_quiet(seat, p)}
+        if overdue and 2 * len(missed) <= len(self._remaining(seat)):
+            owing |= missed
+            late |= set() if missed else self._remaining(seat) - seat.finals
+        if missed and waited_s >= STALL_S:
+            late.add(seat.me)
         if seat.me == self.liar:
             owing = set(self.lies.accuses(self.now, seat.plan))
             late = set(self.lies.late(self.now, seat.plan))
@@ -335,6 +346,12 @@ class Table:
             seat.told, seat.told_at = says, self.now
             return says
         return None
+
+    def _is_quiet(self, seat: Seat, peer: PeerId) -> bool:
+        """Whether nothing comes from it any more, and its final has not."""
+        trickles = peer == self.liar and self.lies.trickles
+        since = max(seat.since, seat.moved_at.get(peer, 0.0))
+        return peer in seat.contributed and not trickles and self.now - since >= seat.stall_s + LATE_S
 
     def _ways(self, seat: Seat) -> list[RelayedWay]:
         ways = []

@@ -192,7 +192,14 @@ def test_of_the_plan_that_is_followed_who_takes_no_part_in_it_accuses_nobody() -
     ("count", "said", "believed"),
     [
         (4, {1: ((3,), ()), 2: ((3,), ()), 3: ((1,), ())}, set()),  # 1 and 3 are cut off, and 2 lies
-        (4, {1: ((3,), ()), 2: ((3,), ()), 3: ((1, 2), ())}, {3}),  # of two broken links 3 is the end
+        (4, {1: ((3,), ()), 2: ((3,), ()), 3: ((1, 2), ())}, set()),  # nor if 3 names both: another path tells
+        (4, {0: ((3,), ()), 1: ((3,), ()), 2: ((3,), ()), 3: ((0, 1, 2), ())}, {3}),  # all the others are cut off
+        (6, {1: ((3,), ()), 2: ((3,), ()), 3: ((1, 2), ())}, set()),
+        (
+            6,
+            {0: ((3,), ()), 1: ((3,), ()), 2: ((3,), ()), 3: ((0, 1, 2), ())},
+            {3},
+        ),  # 3 is the end of three
         (4, {0: ((3,), ()), 1: ((3,), ()), 2: ((3,), ()), 3: ((1,), ())}, {3}),
         (4, {1: ((3,), ()), 3: ((1,), ())}, set()),
         # Who is believed to be at fault itself is no second voice: 3 goes, and 2 has 1 against it alone.
@@ -237,19 +244,17 @@ def look_for(accusations: Accusations, plan: Plan, seconds: float, *, since: flo
         accusations.look(plan, ALIVE, since + step / 2, ran_s=ran_s + step / 2)
 
 
-@pytest.mark.parametrize(("ran_s", "excused_s"), [(3.0, EXCUSED_S), (40.0, 40.0)])
-def test_owner_that_waits_is_excused_for_as_long_again_as_the_plan_had_run_and_for_a_while_at_least(
+@pytest.mark.parametrize(("ran_s", "excused_s"), [(3.0, EXCUSED_S), (40.0, 120.0)])
+def test_owner_that_waits_is_excused_for_thrice_as_long_as_the_reduction_had_run_and_for_a_while_at_least(
     ran_s: float, excused_s: float
 ) -> None:
     plan, later = plan_of(4), plan_of(4, evicted=(3,))
     accusations = heard(plan, WAITS)
     look_for(accusations, plan, excused_s - 0.5, ran_s=ran_s)
     assert accusations.believed(plan, ALIVE) == set()
-    assert accusations.losers(plan, later, ALIVE, (), me=PEERS[1]) == set()
     accusations.look(plan, ALIVE, excused_s, ran_s=ran_s + excused_s)
     assert accusations.believed(plan, ALIVE) == {PEERS[3]}
-    assert accusations.losers(plan, later, ALIVE, (), me=PEERS[1]) == {PEERS[3]}
-    assert accusations.losers(plan, later, ALIVE, {PEERS[3]}, me=PEERS[1]) == set(), "it hangs"
+    assert accusations.losers(plan, later, ALIVE, (), me=PEERS[1]) == set(), "it may be slow, and is no liar for that"
 
 
 @pytest.mark.parametrize(

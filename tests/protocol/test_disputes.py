@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection
 
 import pytest
 
-from shoal.collectives.stalls import LATE_S, STALL_S
+from shoal.collectives.stalls import LATE_S, STALL_S, stall_deadline_s
 from shoal.protocol.accusations import THIRDS_LIMIT, Pair, RelayChoice, pack_relays, pair_of
 from shoal.protocol.excuses import EXCUSED_S, SETTLED_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import RELAY_LATE_S, RELAY_SETTLE_S
+from shoal.protocol.leading import OVERDUE_SETTLE_S, RELAY_LATE_S, RELAY_SETTLE_S
 from shoal.protocol.messages import Plan, Relay, RelayedWay
 from shoal.protocol.planning import PlanOrder, reroute_plan
 from shoal.protocol.round import RoundMachine
-from tests.protocol.dispute_lab import NOBODY, Lies, Table
+from shoal.protocol.timeouts import PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S
+from tests.protocol.dispute_lab import NOBODY, STEP_S, Lies, Table
 from tests.protocol.lab import paper_identities
 from tests.protocol.round_node import SETTINGS
 
@@ -214,22 +216,27 @@ def test_who_keeps_its_finals_from_one_is_no_matter(count: int) -> None:
 
 
 class _PlansAgain:
-    """A lead that does nothing but plan the same again, just before that would be one plan too many."""
+    """A lead that does nothing but plan the same again.
+
+    every_s: after so long; left out, longer each time. in_time: before anybody misses anything under the last plan.
+    """
 
     eviction = None
 
-    def __init__(self, machine: RoundMachine) -> None:
+    def __init__(self, machine: RoundMachine, every_s: float | None = None, *, in_time: bool = False) -> None:
         self._machine = machine
-        self._period_s = 0.55 * SETTINGS.reduce_deadline_s
+        self._period_s = every_s or 0.55 * SETTINGS.reduce_deadline_s
+        self._times, self._in_time = 1 if every_s else 2, in_time
 
     def adopted(self, plan: Plan) -> None: ...
 
     def next_order(self, now: float, *, view_since: float) -> Plan | None:
         plan = self._machine.plan
         assert plan is not None
-        if plan.view or now - self._machine._facts.planned_at < self._period_s:
+        period_s = min(self._period_s, stall_deadline_s(plan) - 2 * STEP_S if self._in_time else math.inf)
+        if plan.view or now - self._machine._facts.planned_at < period_s:
             return None
-        self._period_s *= 2
+        self._period_s *= self._times
         order = PlanOrder(view=0, attempt=plan.attempt + 1, planner=plan.planner, evicted=plan.evicted)
         return reroute_plan(plan, order, plan.relays)
 
@@ -254,10 +261,102 @@ def test_owner_that_says_it_waits_and_gives_nobody_its_finals_has_its_time_and_n
     table = table_of_withholder(count, liar)
     assert table.liar is not None
     table.lies.late = always(table.liar)
-    plans_again_s = 2 * STALL_S if liar == LIARS[2] else 0.0
+    plans_again_s = 4 * STALL_S + LATE_S if liar != LIARS[0] else 0.0
     assert table.run(900) < STALL_S + LATE_S + EXCUSED_S + plans_again_s + 2 * MOMENT_S
     assert table.evicted == {table.liar}
-    assert all(some == {table.liar} for some in table.left_out()), "it cost all that time"
+
+
+@pytest.mark.parametrize("count", [3, 4, 7])
+@pytest.mark.parametrize("liar", LIARS[:2])
+def test_who_sends_a_byte_at_a_time_is_accused_at_the_deadline(count: int, liar: str) -> None:
+    """It moves, and so it never stalls; of who lacks most others' contributions nobody is accused for that."""
+    table = Table(count)
+    table.liar = table.others[0] if liar == LIARS[0] else table.lead
+    table.lies = Lies(trickles=True)
+    assert table.run(3000) < SETTINGS.reduce_deadline_s + OVERDUE_SETTLE_S
+    assert table.evicted == {table.liar}
+
+
+@pytest.mark.parametrize("count", [4, 7])
+@pytest.mark.parametrize("victim", ["the lead", "a member"])
+@pytest.mark.parametrize("slow_s", [20.0, 28.0])
+def test_owner_to_which_one_sends_slowly_keeps_its_place(count: int, victim: str, slow_s: float) -> None:
+    table = Table(count)
+    sender, honest = table.others[0], table.lead if victim == "the lead" else table.others[1]
+    table.takes_s = {(sender, honest): slow_s}
+    assert table.run() < slow_s + MOMENT_S
+    assert table.evicted == set()
+
+
+@pytest.mark.parametrize("count", [4, 7])
+@pytest.mark.parametrize("victim", ["the lead", "a member"])
+def test_owner_to_which_one_trickles_to_the_end_holds_nobody_up_for_longer_and_is_planned_again(
+    count: int, victim: str
+) -> None:
+    """Nobody else can tell what is slow about it."""
+    table = Table(count)
+    table.liar, honest = table.others[0], table.lead if victim == "the lead" else table.others[1]
+    table.takes_s = {(table.liar, honest): 1e9}
+    assert table.run(600) < STALL_S + LATE_S + EXCUSED_S + 4 * STALL_S + MOMENT_S
+    assert all(some <= {table.liar} for some in table.left_out())
+
+
+@pytest.mark.parametrize("count", [4, 5, 7])
+@pytest.mark.parametrize("relay", ["the lead", "a member"])
+def test_relay_that_is_sent_nothing_by_whom_it_relays_keeps_its_place(count: int, relay: str) -> None:
+    """The liar accuses all but one, which is led through that one then, to whom it sends nothing any more."""
+    table = Table(count, move_s=SLOW_S)
+    table.liar, honest = table.others[0], table.lead if relay == "the lead" else table.others[-1]
+    others = frozenset(table.honest) - {honest}
+
+    def accused(now: float, plan: Plan) -> Collection[PeerId]:
+        if plan.relays:
+            table.lies.withholds = frozenset({honest})
+        return () if plan.relays else others
+
+    table.lies = Lies(accuses=accused)
+    assert table.run() < 2 * SLOW_S
+    assert table.evicted == {table.liar}
+    assert all(some <= {table.liar} for some in table.left_out())
+
+
+@pytest.mark.parametrize("count", [4, 7])
+def test_who_accuses_now_and_then_while_all_is_slow_keeps_its_place(count: int) -> None:
+    """An accuser on and off, as one is to which things come in bursts."""
+    table = Table(count, move_s=VERY_SLOW_S / 2)
+    flaps, accused = table.others[:2]
+    table.liar = flaps
+    table.lies = Lies(accuses=lambda now, plan: {accused} if now % 5 < 2.6 else ())
+    table.run()
+    assert table.evicted == set()
+
+
+@pytest.mark.parametrize("count", [4, 7])
+def test_member_cut_from_one_which_another_accuses_keeps_its_place(count: int) -> None:
+    """It names both, and both name it: two voices, of which each may be that of a broken link, or of a liar."""
+    table = Table(count)
+    victim, cut, liar, *_ = table.others
+    table.liar, table.cut = liar, {pair_of(victim, cut)}
+    table.lies = Lies(accuses=always(victim), withholds=frozenset({victim}))
+    table.run()
+    assert victim not in table.evicted
+    assert cut not in table.evicted
+
+
+@pytest.mark.parametrize("count", [4, 7])
+@pytest.mark.parametrize("withholds", [False, True])
+@pytest.mark.parametrize("every_s", [12.0, 14.2, 15.2])
+def test_lead_that_plans_again_after_all_have_reported_has_no_more_time_for_it(
+    count: int, withholds: bool, every_s: float
+) -> None:
+    """Or, where it withholds what it owes, before anybody misses it: twice the time of one plan, and no more."""
+    table = Table(count)
+    table.liar = table.lead
+    machine = table.seats[table.liar].machine
+    machine._lead = _PlansAgain(machine, every_s, in_time=withholds)  # type: ignore[assignment]
+    table.lies = Lies(withholds=frozenset(table.honest if withholds else ()))
+    twice_s = 2 * SETTINGS.reduce_deadline_s + PLAN_TIMEOUT_S
+    assert table.run(900) < (twice_s + WITHHOLDER_GONE_S if withholds else PROPOSE_TIMEOUT_S + MOMENT_S)
 
 
 @pytest.mark.parametrize("liar", LIARS)

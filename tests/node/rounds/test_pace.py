@@ -124,9 +124,23 @@ def test_owner_of_finals_of_whom_nothing_comes_is_quiet_long_before_it_is_blamed
     assert scene.pace.quiet() == set()
 
 
-def test_node_that_waits_for_nothing_that_comes_accuses_and_has_no_excuse() -> None:
+def test_node_that_waits_for_nothing_that_comes_accuses_and_when_it_does_come_is_excused_all_the_while() -> None:
+    """Else there would be a moment in which it accuses nobody, and others miss its finals: a liar's pause made one."""
     scene = Scene(contributions=frozenset({SLOW}))
-    assert scene.look(STALL_S + 2 * LOOK_S) == Stall(frozenset({SLOW}), NOBODY)
+    assert scene.look(STALL_S + 2 * LOOK_S) == Stall(frozenset({SLOW}), frozenset({ME}))
+    scene.moves = frozenset({SLOW})
+    assert scene.look(LOOK_S) == Stall(NOBODY, frozenset({ME}))
+
+
+def test_of_a_reduction_that_had_its_time_who_lacks_little_says_what_however_steadily_it_comes() -> None:
+    scene = Scene(contributions=frozenset({SLOW}), finals=frozenset({SLOW, OWNER}), moves=frozenset({SLOW, OWNER}))
+    stall = scene.look(10 * STALL_S)
+    assert stall == Stall(NOBODY, frozenset({ME}))
+    assert scene.pace.overdue(stall) == Stall(frozenset({SLOW}), frozenset({ME}))
+    scene.contributions = frozenset({SLOW, OWNER, OTHER})
+    assert scene.pace.overdue(stall) == stall, "all are slow"
+    scene.contributions = NOBODY
+    assert scene.pace.overdue(scene.look(2 * STALL_S)) == Stall(NOBODY, frozenset({SLOW, OWNER}))
 
 
 @pytest.mark.parametrize("owed", ["contributions", "finals", "queued"])
