@@ -1,10 +1,10 @@
 """Test mode: a record of each round's inputs and outputs on disk, so that anyone can recompute it.
 
-`rounds/<rebases>.<rollbacks>-<round>/` holds `contribution`, `input-…` (what that was made of), `plan`, `finals`
-(msgpack maps) and `applied` (the decoded mean update, little-endian fp32). Under the strategy gossip they are
-`vector-…` and `exchange` (msgpack maps), `delta`, `stepped` and `began` (little-endian fp32), the last two also by
-their hashes. Their fields are listed, and what they hold is checked, in testnet/check.py, testnet/check_inputs.py and
-testnet/check_gossip.py.
+`rounds/<rebases>.<rollbacks>-<round>/` holds `contribution`, also by its root, `input-…` (what that was made of),
+`plan`, `finals` (msgpack maps) and `applied` (the decoded mean update, little-endian fp32). Under the strategy gossip
+they are `vector-…` and `exchange` (msgpack maps), `delta`, `stepped` and `began` (little-endian fp32), the last two
+also by their hashes. Their fields are listed, and what they hold is checked, in testnet/check.py,
+testnet/check_inputs.py and testnet/check_gossip.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class AuditTrail:
         self._enabled = enabled
 
     def contribution(self, term: Term, made: Made) -> None:
-        """Write this node's encoded contribution, before Ready is announced."""
+        """Write this node's encoded contribution, before Ready is announced.
+
+        Also by its root: a node whose folder was put back may make another of a round in which the first was counted.
+        """
         if not self._enabled:
             return
         encoded = made.encoded
@@ -50,7 +53,7 @@ class AuditTrail:
             "root": encoded.root,
             "chunks": [encoded.encoded(chunk).data for chunk in range(encoded.grid.chunks)],
         }
-        self._write(term, made.round, "contribution", msgspec.msgpack.encode(body))
+        self._keep(self._write(term, made.round, "contribution", msgspec.msgpack.encode(body)), encoded.root)
 
     def made_of(self, term: Term, made: Made, learnt: F32) -> None:
         """Write what a contribution was made of: what was learnt ``(numel,)``, and the values that were encoded."""
@@ -121,11 +124,14 @@ class AuditTrail:
     def _write_state(self, state: CertifiedState, name: str) -> None:
         """Write φ and δ: also by their hash, since who goes back to an older state makes its rounds once more."""
         data = state.anchor.tobytes() + state.momentum.tobytes()
-        path = self._write(state.term, state.round, name, data)
+        self._keep(self._write(state.term, state.round, name, data), chunk_hash(data))
+
+    def _keep(self, path: Path, known_by: bytes) -> None:
+        """Keep what was written also by this name, which nothing else takes over."""
         with disk_errors(self._folder):
-            by_hash = path.with_name(f"{name}-{chunk_hash(data).hex()[:16]}")
-            if not by_hash.exists():
-                by_hash.hardlink_to(path)
+            kept = path.with_name(f"{path.name}-{known_by.hex()[:16]}")
+            if not kept.exists():
+                kept.hardlink_to(path)
 
     def _write(self, term: Term, round: int, name: str, data: bytes | memoryview) -> Path:
         folder = self._folder / f"{term.rebases}.{term.rollbacks}-{round}"

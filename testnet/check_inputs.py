@@ -172,7 +172,7 @@ def _read(path: Path) -> _Input:
     term, round = _position(path)
     stored = decode(path.read_bytes(), StoredInput, limit_bytes=FILE_LIMIT_BYTES)
     learnt, values = (np.frombuffer(data, "<f4").astype(np.float32) for data in (stored.learnt, stored.values))
-    contribution, sent = path.with_name("contribution"), None
+    contribution, sent = path.with_name(f"contribution-{stored.root.hex()[:16]}"), None
     if contribution.exists():  # else it ended before it announced anything
         sent = decode(contribution.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
     return _Input(
@@ -189,7 +189,9 @@ def _read(path: Path) -> _Input:
 
 def _without_inputs(witness: Witness, rounds: range) -> Iterator[str]:
     """Contributions of which it was not kept what they were made of."""
-    for path in witness.folder.glob("rounds/*/contribution"):
+    for path in witness.folder.glob("rounds/*/contribution-*"):
+        if path.suffix == PARTIAL:
+            continue
         sent = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
         kept = path.with_name(f"input-{sent.root.hex()[:16]}").exists()
         if not kept and sent.numel <= INPUT_LIMIT_VALUES and _position(path)[1] in rounds:

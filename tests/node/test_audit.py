@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import msgspec
@@ -34,7 +33,9 @@ def test_contribution_is_what_its_root_commits_to(tmp_path: Path) -> None:
     made = contribution("int8", round=7, tokens=640, seed=5)
     AuditTrail(tmp_path / "rounds", enabled=True).contribution(Term(1, 2), made)
     folder = tmp_path / "rounds" / "1.2-7"
-    assert [path.name for path in folder.iterdir()] == ["contribution"]
+    kept = f"contribution-{made.encoded.root.hex()[:16]}"
+    assert sorted(path.name for path in folder.iterdir()) == ["contribution", kept]
+    assert (folder / kept).samefile(folder / "contribution")
     body = msgspec.msgpack.decode((folder / "contribution").read_bytes())
     assert set(body) == {"codec", "numel", "chunk_values", "tokens", "root", "chunks"}
     assert (body["codec"], body["numel"], body["chunk_values"], body["tokens"]) == ("int8", 10_000, 4096, 640)
@@ -85,14 +86,17 @@ def test_disabled_trail_writes_nothing_and_costs_nothing(tmp_path: Path, monkeyp
     assert not (tmp_path / "rounds").exists()
 
 
-def test_round_written_again_replaces_what_was_there(tmp_path: Path) -> None:
+def test_contribution_that_is_made_again_of_the_same_round_leaves_the_first_where_it_was(tmp_path: Path) -> None:
     trail = AuditTrail(tmp_path, enabled=True)
-    digests = []
-    for seed in (1, 2):
-        trail.contribution(Term(), contribution("fp32", seed=seed))
-        digests.append(hashlib.sha256((tmp_path / "0.0-1" / "contribution").read_bytes()).digest())
-    assert digests[0] != digests[1]
-    assert [path.name for path in (tmp_path / "0.0-1").iterdir()] == ["contribution"]
+    made = [contribution("fp32", seed=seed) for seed in (1, 2, 1)]
+    for one in made:
+        trail.contribution(Term(), one)
+    folder = tmp_path / "0.0-1"
+    for one in made:
+        body = msgspec.msgpack.decode((folder / f"contribution-{one.encoded.root.hex()[:16]}").read_bytes())
+        assert body["root"] == one.encoded.root
+    assert msgspec.msgpack.decode((folder / "contribution").read_bytes())["root"] == made[2].encoded.root
+    assert len(list(folder.iterdir())) == 3
 
 
 def test_states_of_a_gossip_round_that_is_made_once_more_are_all_kept(tmp_path: Path) -> None:

@@ -214,6 +214,26 @@ def test_who_was_put_back_goes_on_from_an_older_contribution_and_nobody_else(tmp
     assert node.wrong(6) == [0] * 6
 
 
+def test_who_was_put_back_and_contributes_to_a_round_again_leaves_what_was_counted_of_it(tmp_path: Path) -> None:
+    """So it does before it has heard how far the others are; nobody counts that one."""
+    node = Node(tmp_path, *STRATEGIES["diloco-int8"])
+    first = node.go_through((True, False, True))
+    node.go_through((True, True, True))
+    of_both = [tmp_path / "rounds" / f"0.0-{round}" for round in (1, 2)]
+    for at, folder in zip((1000.0, 2000.0), of_both, strict=True):
+        (path,) = folder.glob("input-*")
+        os.utime(path, (at, at))
+    node.begin()
+    again = node.parts.make(1, 1, 10, np.ones(GRID.numel, np.float32), base=bytes(32))
+    node.trail.contribution(Term(), again)
+    node.trail.made_of(Term(), again, np.ones(GRID.numel, np.float32))
+    path = first / f"input-{again.encoded.root.hex()[:16]}"
+    os.utime(path, (3000.0, 3000.0))
+    witness = node.witness(restarts=(2500.0,))
+    assert errors_of_inputs([witness], 2, node.rules) == ()
+    assert len(check_inputs(witness, [witness], 2, node.rules)) == 3
+
+
 def test_who_came_by_a_state_without_its_finals_takes_its_work_for_counted(tmp_path: Path) -> None:
     node = Node(tmp_path / "a", *STRATEGIES["diloco-int8"])
     folder = node.go_through((False, False, False), believed=(True, True, True))
