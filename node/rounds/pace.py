@@ -39,8 +39,9 @@ class Counters(Protocol):
 class Stall:
     """peers: owe contributions or take nothing. late: owners, or holders, whose finals are late.
 
-    This node itself is among the late while contributions that it waits for take long and may yet come, and for another
-    stall deadline, in which its finals get under way: from the shortest deadline on, since others may run less late.
+    This node itself is among the late while contributions that it waits for take long, and for another stall deadline,
+    in which its finals get under way: from the shortest deadline on, since others may run less late; and also while it
+    accuses whom it waits for, who may go on at any moment.
     """
 
     peers: frozenset[PeerId]

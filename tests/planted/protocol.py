@@ -656,6 +656,20 @@ PROTOCOL: tuple[Bug, ...] = (
         "elif 2 * took_s >= self._reduce_s() and self._doublings < DOUBLINGS_LIMIT:",
     ),
     bug(
+        "who took an accusation back has no excuse for a while",
+        "tests/node/rounds/test_pace.py"
+        "::test_node_that_waits_for_nothing_that_comes_accuses_and_when_it_does_come_is_excused_all_the_while",
+        "if self._waits_since.note(bool(waiting.contributions), now) >= self._waiting_s:",
+        "if self._waits_since.note(bool(waiting.contributions - direct), now) >= self._waiting_s:",
+    ),
+    bug(
+        "what is overdue is accused also where all are slow",
+        "tests/node/rounds/test_pace.py"
+        "::test_of_a_reduction_that_had_its_time_who_lacks_little_says_what_however_steadily_it_comes",
+        "owing = waiting.contributions if 2 * len(waiting.contributions) <= len(self._peers) else frozenset()",
+        "owing = waiting.contributions",
+    ),
+    bug(
         "a lead that dies while all train is given up at once",
         "tests/protocol/test_following.py"
         "::test_lead_that_is_dead_while_all_train_is_given_up_only_when_half_of_them_are_done",
