@@ -246,6 +246,8 @@ class Participation:
         fragment, head = self._contributions.fragment(event.round), self._state_store.head
         values = self._training_client.pseudo_gradient(fragment.numel)
         state = self._state_store.state
+        assert state is not None
+        self._worked_on = state.round
         anchor = state.anchor if isinstance(state, CertifiedState) else None
         made = self._contributions.make(
             event.round, event.number, event.tokens, values, base=head.hash, handed=handed, anchor=anchor

@@ -341,6 +341,13 @@ TRAINING: tuple[Bug, ...] = (
         "if True:",
     ),
     bug(
+        "what is left of work that was done in time after a pause is dropped",
+        "tests/node/rounds/test_participation.py"
+        "::test_what_encoding_left_of_a_contribution_made_just_after_a_long_pause_is_kept",
+        "self._worked_on = state.round",
+        "",
+    ),
+    bug(
         "the speed of before a sleep is kept",
         "tests/node/training/test_fair_share.py"
         "::test_speed_of_before_a_sleep_is_forgotten_and_that_of_the_stretch_with_it_in_is_none",

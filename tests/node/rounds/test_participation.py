@@ -31,6 +31,13 @@ from tests.node.ledger import AUTHORITY, GRID, Ledger, vector
 from tests.node.rounds.site_lab import no_site
 
 
+def contribution_to(round: int) -> Contribution:
+    """Notice of the trainer's that it is there."""
+    return Contribution(
+        number=round, round=round, tokens=100, steps=1, loss=0.0, seconds=0.0, tokens_per_s=0.0, order=0
+    )
+
+
 class Part:
     """A founder's part in the rounds that a ledger certifies; the trainer's orders are noted."""
 
@@ -42,15 +49,16 @@ class Part:
         balances: bool = False,
         seats: int = MEMBER_LIMIT,
         audit: AuditTrail | None = None,
+        codec: str = "fp32",
     ) -> None:
-        self.ledger = Ledger(codec="fp32")
+        self.ledger = Ledger(codec=codec)
         self.ledger.certify(rounds)
         self.stood: list[tuple[int, bool]] = []
         self.trained: list[tuple[bool, bool]] = []
         self.brought_up: list[tuple[frozenset[PeerId], int]] = []
         self.values = vector(5)
         me = self.ledger.founders[0]
-        sync = SyncSection(inner_steps=1, codec="fp32", error_feedback=error_feedback)
+        sync = SyncSection(inner_steps=1, codec=codec, error_feedback=error_feedback)
         sections = {"sync": sync, "round": SimpleNamespace(staleness_rounds=3, weight_cap=4.0)}
         manifest = SimpleNamespace(**sections, seats=seats, swarm=SimpleNamespace(founders=list(self.ledger.peers)))
         self.state_store = SimpleNamespace(
@@ -129,10 +137,7 @@ def test_what_waited_for_a_seat_weighs_by_what_the_round_has_left_of_it() -> Non
         here.values = vector(round)
         here.stand()
         anchors.append(here.ledger.state.anchor)
-        event = Contribution(
-            number=round, round=round, tokens=100, steps=1, loss=0.0, seconds=0.0, tokens_per_s=0.0, order=0
-        )
-        made = here.part._make(event, [])
+        made = here.part._make(contribution_to(round), [])
         here.ledger.certify()
         here.settle()
     assert made.tokens == 200
@@ -149,10 +154,7 @@ def test_what_a_contribution_is_made_of_is_kept_in_test_mode(tmp_path: Path) -> 
     for round in (2, 3):
         here.values = vector(round)
         here.stand()
-        event = Contribution(
-            number=round, round=round, tokens=100, steps=1, loss=0.0, seconds=0.0, tokens_per_s=0.0, order=0
-        )
-        made = here.part._make(event, [])
+        made = here.part._make(contribution_to(round), [])
         here.ledger.certify()
         here.settle()
         (path,) = (tmp_path / f"0.0-{round}").iterdir()
@@ -191,6 +193,26 @@ def test_what_was_learnt_before_too_many_rounds_without_this_node_is_dropped(
     assert (any(fresh), here.residual) == (dropped, not dropped)
     assert fresh.count(True) == dropped, "what is learnt since stays"
     assert not fresh[-1]
+
+
+def test_what_encoding_left_of_a_contribution_made_just_after_a_long_pause_is_kept() -> None:
+    """It went on with the last round in which that was not too late, and was counted in it."""
+    here = Part(3, codec="int8")
+    here.stand()
+    client = here.part._training_client
+    client.paused = True
+    for _ in range(3):
+        here.ledger.certify()
+        here.stand()
+    client.paused = False
+    round = here.ledger.chain.head.next_round
+    here.part._make(contribution_to(round), [])
+    here.part._contributions.settle(round, (True,) * GRID.chunks)
+    assert here.residual
+    here.ledger.certify()
+    here.stand()
+    assert [fresh for _, fresh in here.stood] == [False] * 5
+    assert here.residual
 
 
 def test_lanes_to_those_who_contribute_too_are_brought_up_while_all_train() -> None:
