@@ -53,7 +53,8 @@ class AuditTrail:
             "root": encoded.root,
             "chunks": [encoded.encoded(chunk).data for chunk in range(encoded.grid.chunks)],
         }
-        self._keep(self._write(term, made.round, "contribution", msgspec.msgpack.encode(body)), encoded.root)
+        kept = self._write(term, made.round, _known_by("contribution", encoded.root), msgspec.msgpack.encode(body))
+        self._link(kept, "contribution")
 
     def made_of(self, term: Term, made: Made, learnt: F32) -> None:
         """Write what a contribution was made of: what was learnt ``(numel,)``, and the values that were encoded."""
@@ -124,14 +125,15 @@ class AuditTrail:
     def _write_state(self, state: CertifiedState, name: str) -> None:
         """Write φ and δ: also by their hash, since who goes back to an older state makes its rounds once more."""
         data = state.anchor.tobytes() + state.momentum.tobytes()
-        self._keep(self._write(state.term, state.round, name, data), chunk_hash(data))
+        self._link(self._write(state.term, state.round, _known_by(name, chunk_hash(data)), data), name)
 
-    def _keep(self, path: Path, known_by: bytes) -> None:
-        """Keep what was written also by this name, which nothing else takes over."""
+    def _link(self, kept: Path, name: str) -> None:
+        """Give what was written this name too, which the next takes over."""
         with disk_errors(self._folder):
-            kept = path.with_name(f"{path.name}-{known_by.hex()[:16]}")
-            if not kept.exists():
-                kept.hardlink_to(path)
+            partial = kept.with_name(f"{name}.partial")
+            partial.unlink(missing_ok=True)
+            partial.hardlink_to(kept)
+            partial.replace(kept.with_name(name))
 
     def _write(self, term: Term, round: int, name: str, data: bytes | memoryview) -> Path:
         folder = self._folder / f"{term.rebases}.{term.rollbacks}-{round}"
@@ -140,3 +142,7 @@ class AuditTrail:
             partial = folder / f"{name}.partial"
             partial.write_bytes(data)
             return partial.replace(folder / name)
+
+
+def _known_by(name: str, digest: bytes) -> str:
+    return f"{name}-{digest.hex()[:16]}"

@@ -198,8 +198,10 @@ class Accusations:
         return frozenset() if self._is_any_direct(plan, alive) else _waiting(self._heard(plan, alive))
 
     def _out_of_excuses(self, plan: Plan, alive: Collection[PeerId]) -> set[PeerId]:
+        """Those excused no more; none where they are half of the living, or more: then the others are quick."""
         over = {peer for peer in self._excused(plan, alive) if self._excuses.over(peer)}
-        return over & self._missed(plan, alive) if over else over
+        over &= self._missed(plan, alive) if over else over
+        return over if 2 * len(over) < len(_living(plan, alive)) else set()
 
     # -- who is believed ---------------------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ missed them: what it waits for is no stall while it comes at a quarter of the pl
 While somebody accuses another directly, that is settled first. If it is not in `SETTLED_S`, and the owner is the lead
 that should settle it, its view is left.
 
-Both times go on from plan to plan of a round: else a lead that plans again and again would never have had them. Time
-in which this node was suspended is none: it heard of nothing.
+In each reduction that is begun anew it has twice as long. Both times go on from plan to plan of a round: else a lead
+that plans again and again would never have had them. Time in which this node was suspended is none: it heard of
+nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan
 from shoal.protocol.timeouts import RESTING_TICK_S, Accrued, in_crowd
 
-EXCUSED_S, EXCUSED_TIMES = 30.0, 3.0
-"""At least so long an owner is excused, longer in a crowd: twice as long as the longest stall deadline, by which it
-says who keeps it waiting."""
+EXCUSED_S, EXCUSED_TIMES = 60.0, 3.0
+"""At least so long an owner is excused, longer in a crowd: half of the time that a reduction has by the manifest that
+`shoal init` writes."""
 SETTLED_S = 60.0
 """By then a dispute is settled, whoever it is between, and however late the relays run; longer in a crowd."""
 
@@ -50,7 +51,7 @@ class Excuses:
         for peer in excused:
             if self._in.get(peer) != plan.lineage:
                 self._in[peer] = plan.lineage
-                least_s = max(self._limit_s.get(peer, 0.0), in_crowd(EXCUSED_S, self._nodes))
+                least_s = max(2 * self._limit_s.get(peer, 0.0), in_crowd(EXCUSED_S, self._nodes))
                 self._limit_s[peer] = max(least_s, EXCUSED_TIMES * ran_s)
 
     def over(self, peer: PeerId) -> bool:

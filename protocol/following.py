@@ -93,7 +93,9 @@ class LeadWatch:
 
     def note_stage(self, now: float) -> None:
         """Note the stage that the round has come to for this member."""
-        self._timeouts.note(self._facts.agreement.view, self._stage(), self._facts.plan, now)
+        facts, plan = self._facts, self._facts.plan
+        without_dead = plan is not None and not facts.dead_since.keys().isdisjoint(plan.evicted)
+        self._timeouts.note(facts.agreement.view, self._stage(), plan, now, without_dead=without_dead)
 
     def wanted_view(self, now: float) -> int | None:
         """The view that this member should move to, if any."""
@@ -112,7 +114,8 @@ class LeadWatch:
             return view + 1  # by steps of its own: nobody's word alone takes a member further
         leader = facts.agreement.lead(view)
         moved_on = any(later > view and peer in facts.alive for peer, later in promised.items())
-        awaited = leader in (self._unmet or ()) and together_s < VIEW_SYNC_S and not moved_on
+        may_come = leader in (self._unmet or ()) and together_s < VIEW_SYNC_S
+        awaited = not moved_on and (may_come or self._may_be_back(leader, now))
         dead = leader not in facts.alive and not awaited and self._needs_lead()
         gone = dead or leader in facts.leaves or facts.gave_up == view
         gone |= promised.get(leader, 0) > view and not facts.agreement.proposed
@@ -130,7 +133,16 @@ class LeadWatch:
     def _needs_lead(self) -> bool:
         """True if there is something for a lead to do: until then one that is not here may be back in time."""
         facts = self._facts
-        return bool(self._stage() != timeouts.TRAIN or facts.consents or facts.amend_consents)
+        asked = facts.consents or facts.amend_consents
+        return bool(self._stage() != timeouts.TRAIN or asked or not facts.awaited())
+
+    def _may_be_back(self, leader: PeerId, now: float) -> bool:
+        """True if the lead was not here as half of the contributions came, just now: others may see it back already."""
+        facts = self._facts
+        since = facts.gathering.half_ready_at
+        if since is None or facts.plan is not None or facts.consents or facts.amend_consents:
+            return False
+        return facts.dead_since.get(leader, since) <= since and now - since < VIEW_SYNC_S
 
     def _stage(self) -> str:
         facts = self._facts

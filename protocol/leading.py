@@ -54,7 +54,7 @@ from shoal.protocol.planning import (
 )
 from shoal.protocol.seats import first_by_group
 from shoal.protocol.terms import make_rollback
-from shoal.protocol.timeouts import HELD_TIMEOUT_S, Accrued, Since, in_crowd
+from shoal.protocol.timeouts import HELD_TIMEOUT_S, OVERDUE_SETTLE_S, Accrued, Since, in_crowd
 from shoal.protocol.voting import holds_state
 
 RELAY_SETTLE_S = 3.0
@@ -62,8 +62,6 @@ RELAY_SETTLE_S = 3.0
 enough for the failure detector to suspect who is silent altogether."""
 PAUSE_S = 1.0
 """Who accuses somebody again after no longer has done so all the while. In a longer one others are heard."""
-OVERDUE_SETTLE_S = 2.0
-"""So long a lead waits, once a reduction is overdue, for what the others say of it then."""
 RELAY_LATE_S = WAITED_TIMES * LATE_LIMIT_S
 """By so much more a relay may run late than who accuses: until then its silence says nothing."""
 

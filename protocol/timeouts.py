@@ -3,9 +3,10 @@
 Limits double with the view, up to a cap, so that members who lost patience at different moments meet in one view.
 
 A lead that plans again and again gains little by it: plans that follow each other before one had its time are a series,
-which has as long again as one plan, and no longer. A plan that had its whole time, and is replaced, begins another
-series, of twice the time, so often as that may double: a lead that leads what others exchange through itself, and drops
-it, has its end too. And the time for which members have reported, and it plans anew in place of proposing, adds up.
+which has as long again as one plan, and no longer. A plan that had its whole time, or half of it until somebody died,
+and is replaced, begins another series, of twice the time, so often as that may double: a lead that leads what others
+exchange through itself, and drops it, has its end too. And the time for which members have reported, and it plans anew
+in place of proposing, adds up.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from shoal.protocol.planning import RoundSettings
 
 PLAN_TIMEOUT_S = 5.0
 """Beyond the grace deadline for a plan, and beyond the lead's own deadline for a reduction."""
+OVERDUE_SETTLE_S = 2.0
+"""So long a lead waits, once a reduction is overdue, for what the others say of it then."""
 HELD_TIMEOUT_S = 4.0
 """Time for a participant to say what it holds, longer in a crowd; who takes longer is evicted too."""
 PROPOSE_TIMEOUT_S = 15.0  # for a proposal, having reported
@@ -123,8 +126,11 @@ class Timeouts:
         """Time for which it had reported under earlier plans of the view, and was given another."""
         self.since = 0.0
 
-    def note(self, view: int, stage: str, plan: Plan | None, now: float) -> None:
-        """Note the stage and view of the round; a plan begins a stage, or goes on in that of the one before it."""
+    def note(self, view: int, stage: str, plan: Plan | None, now: float, *, without_dead: bool = False) -> None:
+        """Note the stage and view of the round; a plan begins a stage, or goes on in that of the one before it.
+
+        without_dead: the plan goes on without somebody who died.
+        """
         if view != self._view:
             self._begin_series(now, doublings=0)
             self._reported_s = 0.0
@@ -132,24 +138,24 @@ class Timeouts:
             self._reported_s += now - self.since
         planned = plan is not self._plan
         if planned:
-            self._note_plan(view, plan, now)
+            self._note_plan(view, plan, now, WHOLE_SHARE / 2 if without_dead else WHOLE_SHARE)
         if (view, stage) != (self._view, self._stage) or (stage == REDUCE and planned):
             self.since = self._series_since if stage == REDUCE else now
         self._view, self._stage, self._plan = view, stage, plan
 
-    def _note_plan(self, view: int, plan: Plan | None, now: float) -> None:
+    def _note_plan(self, view: int, plan: Plan | None, now: float, share: float) -> None:
         before, took_s = self._plan, now - self._adopted_at
         self._adopted_at = now
         if before is None or plan is None or before.view != view:
             self._begin_series(now, doublings=0)
-        elif self._had_its_time(took_s) and self._doublings < DOUBLINGS_LIMIT:
+        elif self._had_its_time(took_s, share) and self._doublings < DOUBLINGS_LIMIT:
             self._begin_series(now, doublings=self._doublings + 1)
         else:
             self._repaired = True
 
-    def _had_its_time(self, took_s: float) -> bool:
+    def _had_its_time(self, took_s: float, share: float) -> bool:
         """True if a plan that took so long is replaced for that, and not in place of a proposal."""
-        return self._stage == REDUCE and took_s >= WHOLE_SHARE * self._reduce_s()
+        return self._stage == REDUCE and took_s >= share * self._reduce_s()
 
     def _begin_series(self, now: float, *, doublings: int) -> None:
         self._series_since, self._doublings, self._repaired = now, doublings, False
@@ -179,4 +185,4 @@ class Timeouts:
             return PROPOSE_TIMEOUT_S
         if self._stage == VOTE or self._plan is None:
             return VOTE_TIMEOUT_S
-        return self._reduce_s() * (2 if self._repaired else 1) + PLAN_TIMEOUT_S
+        return self._reduce_s() * (2 if self._repaired else 1) + OVERDUE_SETTLE_S + PLAN_TIMEOUT_S

@@ -96,6 +96,8 @@ class Pace:
         self._reduction = reduction
         self._counters = counters
         self._peers = [peer for peer in plan.remaining if peer != me]
+        weighty = {participant.peer for participant in plan.participants if participant.weight}
+        self._contributors = weighty.intersection(self._peers)
         self._receiving = StallWatch[PeerId](stall_s=stall_s, planned=incoming, late_s=late_s)
         self._sending = StallWatch[PeerId](stall_s=stall_s, planned=outgoing, late_s=late_s)
         self._late = StallWatch[PeerId](stall_s=stall_s + LATE_S, planned={}, late_s=late_s)
@@ -130,11 +132,11 @@ class Pace:
     def overdue(self, stall: Stall) -> Stall:
         """What to say, beside `stall`, of a reduction that has had its time.
 
-        Whoever lacks the contributions of no more than half of the others accuses these, however steadily they come:
+        Whoever lacks those of no more than half of the other contributors accuses these, however steadily they come:
         by a byte now and then one could hold up all for ever. Else all are slow, and have to be given more time.
         """
         waiting = self._reduction.waiting_for()
-        owing = waiting.contributions if 2 * len(waiting.contributions) <= len(self._peers) else frozenset()
+        owing = waiting.contributions if 2 * len(waiting.contributions) <= len(self._contributors) else frozenset()
         late = frozenset() if waiting.contributions else waiting.finals
         return Stall(stall.peers | owing, stall.late | late)
 

@@ -652,7 +652,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a plan that had half its time gives its lead twice as much",
         "tests/protocol/test_disputes.py::test_lead_that_plans_again_after_all_have_reported_has_no_more_time_for_it",
-        "elif self._had_its_time(took_s) and self._doublings < DOUBLINGS_LIMIT:",
+        "elif self._had_its_time(took_s, share) and self._doublings < DOUBLINGS_LIMIT:",
         "elif 2 * took_s >= self._reduce_s() and self._doublings < DOUBLINGS_LIMIT:",
     ),
     bug(
@@ -666,34 +666,60 @@ PROTOCOL: tuple[Bug, ...] = (
         "what is overdue is accused also where all are slow",
         "tests/node/rounds/test_pace.py"
         "::test_of_a_reduction_that_had_its_time_who_lacks_little_says_what_however_steadily_it_comes",
-        "owing = waiting.contributions if 2 * len(waiting.contributions) <= len(self._peers) else frozenset()",
+        "owing = waiting.contributions if 2 * len(waiting.contributions) <= len(self._contributors) else frozenset()",
         "owing = waiting.contributions",
     ),
     bug(
         "a lead that dies while all train is given up at once",
         "tests/protocol/test_following.py"
         "::test_lead_that_is_dead_while_all_train_is_given_up_only_when_half_of_them_are_done",
-        "return bool(self._stage() != timeouts.TRAIN or facts.consents or facts.amend_consents)",
+        "return bool(self._stage() != timeouts.TRAIN or asked or not facts.awaited())",
         "return True",
     ),
     bug(
         "who would go back waits for a dead lead",
         "tests/protocol/test_following.py::test_dead_lead_is_given_up_while_all_train_where_somebody_would_go_back",
-        "return bool(self._stage() != timeouts.TRAIN or facts.consents or facts.amend_consents)",
-        "return self._stage() != timeouts.TRAIN",
+        "return bool(self._stage() != timeouts.TRAIN or asked or not facts.awaited())",
+        "return bool(self._stage() != timeouts.TRAIN or not facts.awaited())",
+    ),
+    bug(
+        "where no member trains a dead lead is waited for",
+        "tests/protocol/test_following.py"
+        "::test_dead_lead_is_given_up_where_no_member_trains_and_a_newcomer_has_contributed",
+        "return bool(self._stage() != timeouts.TRAIN or asked or not facts.awaited())",
+        "return bool(self._stage() != timeouts.TRAIN or asked)",
+    ),
+    bug(
+        "who sees a lead back last of all goes on without the others",
+        "tests/protocol/test_following.py"
+        "::test_lead_that_is_back_a_moment_after_half_are_done_keeps_its_view_and_who_knows_better_is_followed",
+        "awaited = not moved_on and (may_come or self._may_be_back(leader, now))",
+        "awaited = not moved_on and may_come",
+    ),
+    bug(
+        "half of all are out of excuses at once",
+        "tests/protocol/test_accusations.py::test_half_of_all_are_excused_to_the_end",
+        "return over if 2 * len(over) < len(_living(plan, alive)) else set()",
+        "return over",
+    ),
+    bug(
+        "in a reduction begun anew nobody is excused any more",
+        "tests/protocol/test_accusations.py::test_in_a_reduction_begun_anew_an_owner_is_excused_for_twice_as_long",
+        "least_s = max(2 * self._limit_s.get(peer, 0.0), in_crowd(EXCUSED_S, self._nodes))",
+        "least_s = max(self._limit_s.get(peer, 0.0), in_crowd(EXCUSED_S, self._nodes))",
     ),
     bug(
         "every plan renews the patience with its lead",
         "tests/protocol/test_one_word.py"
         "::test_lead_that_plans_again_and_again_keeps_its_view_no_longer_than_two_plans_do",
-        "elif self._had_its_time(took_s) and self._doublings < DOUBLINGS_LIMIT:",
+        "elif self._had_its_time(took_s, share) and self._doublings < DOUBLINGS_LIMIT:",
         "elif took_s >= 0:",
     ),
     bug(
         "a lead that plans again at each deadline keeps its view for ever",
         "tests/protocol/test_one_word.py::test_lead_that_plans_again_at_each_deadline_comes_to_an_end",
-        "elif self._had_its_time(took_s) and self._doublings < DOUBLINGS_LIMIT:",
-        "elif self._had_its_time(took_s):",
+        "elif self._had_its_time(took_s, share) and self._doublings < DOUBLINGS_LIMIT:",
+        "elif self._had_its_time(took_s, share):",
     ),
     bug(
         "the relays of a lead that was replaced stay",

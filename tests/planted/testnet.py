@@ -39,15 +39,15 @@ TESTNET: tuple[Bug, ...] = (
     bug(
         "the steps of a gossip node whose folder was put back are recomputed from states of its later life",
         "tests/node/test_audit.py::test_states_of_a_gossip_round_that_is_made_once_more_are_all_kept",
-        "self._keep(self._write(state.term, state.round, name, data), chunk_hash(data))",
+        "self._link(self._write(state.term, state.round, _known_by(name, chunk_hash(data)), data), name)",
         "self._write(state.term, state.round, name, data)",
     ),
     bug(
         "a contribution that is made again takes the place of the one that was counted",
         "tests/node/test_audit.py"
         "::test_contribution_that_is_made_again_of_the_same_round_leaves_the_first_where_it_was",
-        'kept = path.with_name(f"{path.name}-{known_by.hex()[:16]}")',
-        'kept = path.with_name(f"{path.name}-kept")',
+        'kept = self._write(term, made.round, _known_by("contribution", encoded.root), msgspec.msgpack.encode(body))',
+        'kept = self._write(term, made.round, "contribution-kept", msgspec.msgpack.encode(body))',
     ),
     bug(
         "who ends on an old folder is taken for one that refused to go on, whatever it said",

@@ -275,16 +275,36 @@ def test_excuse_holds_while_no_two_miss_its_finals_that_wait_for_nobody_and_accu
     assert accusations.believed(plan, ALIVE) == set(), "its time begins"
 
 
-def test_where_two_live_the_other_one_is_enough_and_there_too_it_has_its_time() -> None:
-    plan = plan_of(2)
-    accusations = heard(plan, {0: ((), (1,)), 1: ((), (1,))})
+@pytest.mark.parametrize(("count", "slow"), [(2, (1,)), (4, (2, 3)), (6, (3, 4, 5))])
+def test_half_of_all_are_excused_to_the_end(count: int, slow: tuple[int, ...]) -> None:
+    """They are slow, or the others quick; without them nobody may go on."""
+    plan = plan_of(count)
+    said: Said = dict.fromkeys(range(count), ((), slow))
+    accusations = heard(plan, said)
+    look_for(accusations, plan, 10 * EXCUSED_S)
     assert accusations.believed(plan, ALIVE) == set()
+    fewer: Said = dict.fromkeys(range(count), ((), slow[1:]))
+    for accuser, (peers, late) in fewer.items():
+        accusations.take(PEERS[accuser], stalled(plan, peers, late))
+    assert numbers(set(accusations.believed(plan, ALIVE))) == set(slow[1:])
+
+
+def test_in_a_reduction_begun_anew_an_owner_is_excused_for_twice_as_long() -> None:
+    plan, anew = plan_of(4), plan_of(5)
+    accusations = heard(plan, WAITS)
     look_for(accusations, plan, EXCUSED_S)
-    assert accusations.believed(plan, ALIVE) == {PEERS[1]}
+    assert accusations.believed(plan, ALIVE) == {PEERS[3]}
+    for accuser, (peers, late) in WAITS.items():
+        accusations.take(PEERS[accuser], stalled(anew, peers, late))
+    look_for(accusations, anew, EXCUSED_S - 2, since=1000.0)
+    assert accusations.believed(anew, ALIVE) == set()
+    look_for(accusations, anew, 2, since=2000.0)
+    assert accusations.believed(anew, ALIVE) == {PEERS[3]}
 
 
 def test_excuse_goes_on_from_plan_to_plan_and_not_while_this_node_was_suspended() -> None:
-    plan, other = plan_of(4), plan_of(4, relays=(Relay(0, 1, 2),))
+    plan = plan_of(4)
+    other = msgspec.structs.replace(plan, relays=(Relay(0, 1, 2),), attempt=1, origin=plan.hash)
     accusations = heard(plan, WAITS)
     look_for(accusations, plan, EXCUSED_S - 2)
     for accuser, (peers, late) in WAITS.items():

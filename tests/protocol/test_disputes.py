@@ -12,11 +12,11 @@ from shoal.collectives.stalls import LATE_S, STALL_S, stall_deadline_s
 from shoal.protocol.accusations import THIRDS_LIMIT, Pair, RelayChoice, pack_relays, pair_of
 from shoal.protocol.excuses import EXCUSED_S, SETTLED_S
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import OVERDUE_SETTLE_S, RELAY_LATE_S, RELAY_SETTLE_S
+from shoal.protocol.leading import RELAY_LATE_S, RELAY_SETTLE_S
 from shoal.protocol.messages import Plan, Relay, RelayedWay
 from shoal.protocol.planning import PlanOrder, reroute_plan
 from shoal.protocol.round import RoundMachine
-from shoal.protocol.timeouts import PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S
+from shoal.protocol.timeouts import OVERDUE_SETTLE_S, PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S
 from tests.protocol.dispute_lab import NOBODY, STEP_S, Lies, Table
 from tests.protocol.lab import paper_identities
 from tests.protocol.round_node import SETTINGS
@@ -261,7 +261,7 @@ def test_owner_that_says_it_waits_and_gives_nobody_its_finals_has_its_time_and_n
     table = table_of_withholder(count, liar)
     assert table.liar is not None
     table.lies.late = always(table.liar)
-    plans_again_s = 4 * STALL_S + LATE_S if liar != LIARS[0] else 0.0
+    plans_again_s = 6 * STALL_S + 2 * LATE_S if liar != LIARS[0] else 0.0
     assert table.run(900) < STALL_S + LATE_S + EXCUSED_S + plans_again_s + 2 * MOMENT_S
     assert table.evicted == {table.liar}
 
@@ -355,7 +355,7 @@ def test_lead_that_plans_again_after_all_have_reported_has_no_more_time_for_it(
     machine = table.seats[table.liar].machine
     machine._lead = _PlansAgain(machine, every_s, in_time=withholds)  # type: ignore[assignment]
     table.lies = Lies(withholds=frozenset(table.honest if withholds else ()))
-    twice_s = 2 * SETTINGS.reduce_deadline_s + PLAN_TIMEOUT_S
+    twice_s = 2 * SETTINGS.reduce_deadline_s + OVERDUE_SETTLE_S + PLAN_TIMEOUT_S
     assert table.run(900) < (twice_s + WITHHOLDER_GONE_S if withholds else PROPOSE_TIMEOUT_S + MOMENT_S)
 
 

@@ -9,6 +9,7 @@ from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.following import VIEW_SYNC_S
 from shoal.protocol.messages import Target, Value, ViewChange, domain_hash
+from shoal.protocol.planning import OBSERVER, absent_ready
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.voting import lead_order
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, plan_hash, value_of
@@ -97,8 +98,32 @@ def test_lead_that_is_dead_while_all_train_is_given_up_only_when_half_of_them_ar
     assert views(machine, (0.0, {0, 1, 2, 3, 4}), (1.0, {1, 2, 3, 4}), (60.0, {1, 2, 3, 4}), order=order) == [0, 0, 0]
     assert views(machine, (60.4, {0, 1, 2, 3, 4}), (61.0, {1, 2, 3, 4}), order=order) == [0, 0]
     for count, one in enumerate((order[1], order[2]), start=1):
-        machine.receive(one.peer_id, contribution(machine, root=bytes([count]) * 32), 62.0)
-        assert machine.agreement.view == count // 2
+        machine.receive(one.peer_id, contribution(machine, root=bytes([count]) * 32), 61.0 + count)
+    assert views(machine, (65.0 - SOON_S, {1, 2, 3, 4}), (65.0, {1, 2, 3, 4}), order=order) == [0, 1]
+
+
+def test_lead_that_is_back_a_moment_after_half_are_done_keeps_its_view_and_who_knows_better_is_followed() -> None:
+    """Its links come up one after the other; those to which it is linked already go on with it, and count who does."""
+    order = order_of(later_value())
+    back, moved = (machine_of(order[4], later_value(), trains=True) for _ in range(2))
+    for machine in (back, moved):
+        assert views(machine, (0.0, {0, 1, 2, 3, 4}), (1.0, {1, 2, 3, 4}), order=order) == [0, 0]
+        for count, one in enumerate((order[1], order[2]), start=1):
+            machine.receive(one.peer_id, contribution(machine, root=bytes([count]) * 32), 2.0)
+        assert machine.agreement.view == 0
+    assert views(back, (3.0, {0, 1, 2, 3, 4}), (5.0, {0, 1, 2, 3, 4}), order=order) == [0, 0]
+    moved.receive(order[1].peer_id, change_of(order[1], later_value(), 1), 2.1)
+    assert moved.agreement.view == 1
+
+
+def test_dead_lead_is_given_up_where_no_member_trains_and_a_newcomer_has_contributed() -> None:
+    """Half of those that train are never done, as none does; and yet there is something to plan."""
+    order = order_of(later_value())
+    machine = machine_of(order[4], later_value(), trains=True)
+    for one in order:
+        absent = absent_ready(OBSERVER, later_value(), later_value().digest)
+        machine.receive(one.peer_id, absent, 0.0) if one is not order[4] else machine.ready(absent, 0.0)
+    assert views(machine, (0.0, {0, 1, 2, 3, 4}), (1.0, {1, 2, 3, 4}), order=order) == [0, 1]
 
 
 def test_dead_lead_is_given_up_while_all_train_where_somebody_would_go_back() -> None:
@@ -115,10 +140,11 @@ def test_lead_that_was_there_is_given_up_at_once() -> None:
     assert views(machine, (0.0, {0, 4}), (0.1, {1, 2, 3, 4}), order=order) == [0, 1]
 
 
-def test_lead_that_died_between_two_rounds_is_given_up_at_once() -> None:
+def test_lead_that_died_between_two_rounds_is_given_up_once_others_would_have_seen_it_back() -> None:
     order = order_of(later_value())
     machine = machine_of(order[4], later_value())
-    assert views(machine, (0.0, {1, 2, 3, 4}), order=order) == [1]
+    looks = [(0.0, {1, 2, 3, 4}), (VIEW_SYNC_S - SOON_S, {1, 2, 3, 4}), (VIEW_SYNC_S, {1, 2, 3, 4})]
+    assert views(machine, *looks, order=order) == [0, 0, 1]
 
 
 def test_member_that_was_started_again_waits_for_the_lead_of_a_later_round() -> None:

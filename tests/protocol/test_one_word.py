@@ -37,7 +37,14 @@ from shoal.protocol.planning import OBSERVER, TRAINING, absent_ready, check_plan
 from shoal.protocol.round import LINEAGES_LIMIT, RoundMachine
 from shoal.protocol.seats import Seating
 from shoal.protocol.terms import make_consent
-from shoal.protocol.timeouts import DOUBLINGS_LIMIT, HELD_TIMEOUT_S, PLAN_TIMEOUT_S, PROPOSE_TIMEOUT_S, doubled
+from shoal.protocol.timeouts import (
+    DOUBLINGS_LIMIT,
+    HELD_TIMEOUT_S,
+    OVERDUE_SETTLE_S,
+    PLAN_TIMEOUT_S,
+    PROPOSE_TIMEOUT_S,
+    doubled,
+)
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities
 from tests.protocol.round_lab import RoundLab
 from tests.protocol.round_machines import contribution, machines_of, planned, sends
@@ -157,7 +164,7 @@ def test_lead_that_plans_again_and_again_keeps_its_view_no_longer_than_two_plans
     lead, member = machines[leader], machines[(leader + 1) % 4]
     now, attempt, due = 2.0, 0, 2.0
     member.peers_alive([machine.me for machine in machines], now)
-    limit_s = 2 * SETTINGS.reduce_deadline_s + PLAN_TIMEOUT_S + PROPOSE_TIMEOUT_S + every_s
+    limit_s = 2 * SETTINGS.reduce_deadline_s + OVERDUE_SETTLE_S + PLAN_TIMEOUT_S + PROPOSE_TIMEOUT_S + every_s
     while member.agreement.view == 0:
         now += 0.5
         assert now < limit_s + 2.0
@@ -201,9 +208,9 @@ def test_plan_that_had_its_time_is_followed_by_one_that_has_twice_as_much() -> N
     member.peers_alive([machine.me for machine in machines], 2.0)
     deadline_s = SETTINGS.reduce_deadline_s
     member.receive(lead.me, msgspec.structs.replace(plan, attempt=1, origin=plan.hash), 1.1 + deadline_s)
-    member.tick(1.1 + deadline_s + 2 * deadline_s + PLAN_TIMEOUT_S - 0.5)
+    member.tick(1.1 + deadline_s + 2 * deadline_s + OVERDUE_SETTLE_S + PLAN_TIMEOUT_S - 0.5)
     assert member.agreement.view == 0
-    member.tick(1.1 + deadline_s + 2 * deadline_s + PLAN_TIMEOUT_S + 0.5)
+    member.tick(1.1 + deadline_s + 2 * deadline_s + OVERDUE_SETTLE_S + PLAN_TIMEOUT_S + 0.5)
     assert member.agreement.view > 0
 
 
@@ -455,7 +462,7 @@ def test_lead_of_a_later_view_that_planned_has_the_time_of_a_reduction_also_from
     assert member.plan == plan, "it does not follow it"
     member.tick(2.5 + timeout_s)
     assert member.agreement.view == 1
-    member.tick(2.5 + 2 * (SETTINGS.reduce_deadline_s + PLAN_TIMEOUT_S))
+    member.tick(2.5 + 2 * (SETTINGS.reduce_deadline_s + OVERDUE_SETTLE_S + PLAN_TIMEOUT_S))
     assert member.agreement.view == 2
     del leader
 

@@ -74,7 +74,7 @@ def test_clips_in_the_certified_plans_are_those_of_the_contributions(run: tuple[
 
 def squares_of(folders: dict[PeerId, Path], peer: PeerId) -> list[float]:
     """Per chunk the sum of squares of what a node contributed, from the bytes."""
-    (path,) = folders[peer].glob("contribution*")
+    (path,) = folders[peer].glob("contribution-*")
     stored = decode(path.read_bytes(), StoredContribution, limit_bytes=FILE_LIMIT_BYTES)
     squares, left = [], stored.numel
     for chunk in stored.chunks:

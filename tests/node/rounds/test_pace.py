@@ -137,6 +137,9 @@ def test_of_a_reduction_that_had_its_time_who_lacks_little_says_what_however_ste
     stall = scene.look(10 * STALL_S)
     assert stall == Stall(NOBODY, frozenset({ME}))
     assert scene.pace.overdue(stall) == Stall(frozenset({SLOW}), frozenset({ME}))
+    scene.pace._contributors = frozenset({SLOW})
+    assert scene.pace.overdue(stall) == stall, "nobody else of the others has anything to contribute"
+    scene.pace._contributors = frozenset({SLOW, OWNER, OTHER})
     scene.contributions = frozenset({SLOW, OWNER, OTHER})
     assert scene.pace.overdue(stall) == stall, "all are slow"
     scene.contributions = NOBODY
