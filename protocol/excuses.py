@@ -31,8 +31,8 @@ class Excuses:
     """The time that each owner of one round has had so, as this node saw it."""
 
     def __init__(self) -> None:
-        self._excused = Accrued[PeerId](step_s=RESTING_TICK_S)
-        self._held_up = Accrued[PeerId](step_s=RESTING_TICK_S)
+        self._excused: Accrued[PeerId] = Accrued(step_s=RESTING_TICK_S)
+        self._held_up: Accrued[PeerId] = Accrued(step_s=RESTING_TICK_S)
         self._limit_s: dict[PeerId, float] = {}
         self._in: dict[PeerId, bytes] = {}
         """By peer, the reduction in which it was excused last, by its lineage."""

@@ -4,8 +4,9 @@
     its view lacks the votes that it needs              ─► the next view, on the way to where all meet
     the lead's proposal leaves out who reported         ─► the next view, at once, with those Reports
     the lead left, or is accused by enough              ─► the next view, at once
-    the lead is dead, and half of the contributions are
-    there, or somebody would go back or amend           ─► the same
+    the lead is dead, and there is something to do for
+    it: half of the contributions are there, or all that
+    are waited for, or somebody would go back or amend  ─► the same; after `VIEW_SYNC_S` where it was dead before
     others are accused by enough, and it goes on
     with them although it need not                      ─► the same, after `ACT_S`
     the lead went on to another, and proposed nothing   ─► the same
@@ -14,7 +15,8 @@
 
 When a swarm starts, or a member is started again, links come up one by one, and a quorum is often there before the
 lead's. So a lead that this member has not met yet is no dead one. A member that begins a later round with a quorum
-has met everyone who lives: whoever is missing then is dead.
+has met everyone who lives: whoever is missing then is dead. But a lead that died while all train may be back by the
+time that it is needed, and others see it back a moment sooner than this member: who moved on alone would be left out.
 
 Where all meet. A member that moved ahead votes in no lower view. Where the others are a quorum without it they go on,
 and it hears of the certificate. Where they are not, their view decides nothing: no plan of its lead, whatever the

@@ -80,7 +80,7 @@ class Disputes:
     def __init__(self, facts: RoundFacts) -> None:
         self.relay_choice = RelayChoice(facts.me)
         self._facts = facts
-        self._stood = Accrued[PeerId](pause_s=PAUSE_S)
+        self._stood: Accrued[PeerId] = Accrued(pause_s=PAUSE_S)
         """By accuser, for how long it has accused somebody alone, be it one after the other."""
         self._heeded: dict[PeerId, int] = {}
         """By accuser, the plans that were made on its word."""
