@@ -215,5 +215,5 @@ class BoxReduce:
     relayed = (b"", ())
     """Nothing is led through a third here."""
 
-    def stalled(self) -> None:
+    def stalled(self, *, overdue: bool = False) -> None:
         """Who stalls is dead, and heard of by its links."""
