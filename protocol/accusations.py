@@ -395,8 +395,8 @@ class Accusations:
 
 
 def _of_others(message: Stalled, accuser: PeerId, remaining: Collection[PeerId]) -> Stalled:
-    """What it says directly of others in the plan: a word about anybody else would settle nothing, and hold up all
-    that comes after."""
+    """Leave of a direct accusation those who are in the plan: a word about anybody else would settle nothing, and hold
+    up all that comes after."""
     peers = tuple(peer for peer in message.peers if peer in remaining and peer != accuser)
     return message if peers == message.peers else msgspec.structs.replace(message, peers=peers)
 

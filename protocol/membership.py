@@ -185,8 +185,8 @@ CLOSE_PEERS = 3
 PROBES_PER_S = 2
 """Of all others: with the number of live peers the interval grows, so that the load does not."""
 CALM_TIMES = 2.0
-"""All these are probed so many times as seldom while nobody waits for anybody, as when all train: to be woken up for a
-ping is most of what a daemon at rest costs."""
+"""All these are probed so many times as seldom while nobody waits for anybody, as when all train: among 16, it saves a
+daemon at rest nearly a fifth of its processor time (docs/scale.md)."""
 CROWD_PEERS = 64
 """Beyond so many peers those that come first are watched as if they were alone."""
 PROBES_PER_TICK_LIMIT = 64

@@ -130,7 +130,7 @@ class Pace:
         return Stall(frozenset(direct), frozenset(late))
 
     def overdue(self, stall: Stall) -> Stall:
-        """What to say, beside `stall`, of a reduction that has had its time.
+        """Add to `stall` what is to be said of a reduction that has had its time.
 
         Whoever lacks those of no more than half of the other contributors accuses these, however steadily they come:
         by a byte now and then one could hold up all for ever. Else all are slow, and have to be given more time.
