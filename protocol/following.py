@@ -35,6 +35,8 @@ has less to wait for, would pass all others again and again, and they it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
@@ -51,6 +53,33 @@ APART_S = 2.0
 """So long a view has been without the votes that it needs before a member moves: who was lost may be back at once."""
 
 
+class AccusedFor:
+    """For how long somebody has been accused by enough, be it under one plan of a view or under its next ones."""
+
+    def __init__(self) -> None:
+        self._since = Since()
+        self._accused: frozenset[PeerId] = frozenset()
+        self._under: Plan | None = None
+        """The plan under which these were accused last."""
+
+    def note(self, accused: Collection[PeerId], plan: Plan | None, now: float) -> float:
+        """Return the seconds for which any of these, or of those before them, have been accused; `plan` is in force.
+
+        Under another plan nobody is accused at first: it may be the answer, or none. Who is left in it, and is accused
+        again, has been so all the time.
+        """
+        under = self._under
+        if plan is None or (under is not None and under.view != plan.view):
+            self._since.at = self._under = under = None
+        if plan is not None and accused:
+            self._accused, self._under = frozenset(accused), plan
+        elif plan is None or under is None or under == plan:
+            self._accused = frozenset()
+        else:
+            self._accused &= {*plan.remaining, plan.planner}
+        return self._since.note(bool(self._accused), now)
+
+
 class LeadWatch:
     """One member's watch over the lead of its view: whether to wait for it, or to want the next view."""
 
@@ -58,13 +87,8 @@ class LeadWatch:
         self._facts = facts
         self._timeouts = Timeouts(facts.settings)
         self._others_reported = Since()
-        self._accused = Since()
-        self._accused_under: Plan | None = None
-        """The plan under which the lead of this view was accused last."""
-        self._kept_on = Since()
-        self._to_go: frozenset[PeerId] = frozenset()
-        self._to_go_under: Plan | None = None
-        """The plan under which these were accused last by enough."""
+        self._lead_accused = AccusedFor()
+        self._others_accused = AccusedFor()
         self._apart = Since()
         self._together = Since()
         self._unmet: set[PeerId] | None = None
@@ -162,37 +186,28 @@ class LeadWatch:
 
         What was said about a plan of an earlier view is no word against this lead.
         """
-        facts, plan, under = self._facts, self._facts.plan, self._accused_under
-        if plan is None or plan.view != facts.agreement.view or leader == facts.me:
-            plan = None
-        if plan is None or (under is not None and under.view != plan.view):
-            self._accused.at = under = None
+        facts, plan = self._facts, self._led_plan(leader)
         accused = plan is not None and facts.accusations.speak_against_lead(
             plan, facts.alive, facts.suspected, facts.ahead()
         )
-        if accused:
-            under = plan
-        elif under == plan:
-            under = None
-        self._accused_under = under
-        return self._accused.note(under is not None, now) >= REPLAN_SETTLE_S and accused
+        return self._lead_accused.note({leader} if accused else (), plan, now) >= REPLAN_SETTLE_S and accused
 
     def _keeps_the_accused(self, leader: PeerId, now: float) -> bool:
         """True if the lead had its time to go on without others that enough accuse, and plans with them still."""
-        facts, plan, under = self._facts, self._facts.plan, self._to_go_under
-        if plan is None or plan.view != facts.agreement.view or leader == facts.me or facts.agreement.proposed:
-            self._to_go, self._kept_on.at = frozenset(), None
+        facts, plan = self._facts, self._led_plan(leader)
+        if plan is None or facts.agreement.proposed:
+            self._others_accused.note((), None, now)
             return False
-        to_go = facts.accusations.believed(plan, facts.alive) - {leader, facts.me}
-        if to_go and facts.is_quorum(facts.remaining(plan) - to_go):
-            self._to_go, self._to_go_under = frozenset(to_go), plan
-        elif under == plan or under is None or under.view != plan.view:
-            self._to_go = frozenset()
-        else:  # another plan may be the answer, or none: if they are accused again, the lead has had its time
-            self._to_go &= frozenset(plan.remaining)
-        waited_s = self._kept_on.note(bool(self._to_go), now)
+        accused = facts.accusations.believed(plan, facts.alive) - {leader, facts.me}
+        may_go = accused if facts.is_quorum(facts.remaining(plan) - accused) else frozenset()
+        waited_s = self._others_accused.note(may_go, plan, now)
         held_s = in_crowd(HELD_TIMEOUT_S, len(plan.participants))
-        return not self._to_go.isdisjoint(to_go) and waited_s >= doubled(held_s + ACT_S, plan.view)
+        return bool(may_go) and waited_s >= doubled(held_s + ACT_S, plan.view)
+
+    def _led_plan(self, leader: PeerId) -> Plan | None:
+        """The plan of this view's lead, if that is another than this member and has planned."""
+        facts, plan = self._facts, self._facts.plan
+        return plan if plan is not None and plan.view == facts.agreement.view and leader != facts.me else None
 
     def _is_silent(self, leader: PeerId, now: float) -> bool:
         """True if the lead should have proposed, or planned, and either has had its time or cannot be reached."""

@@ -19,6 +19,7 @@ from shoal.collectives.finals import FinalChunk
 from shoal.collectives.reduce import Kept, PendingChunk, Reduction
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import LocalError
+from shoal.protocol.following import AccusedFor
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.member import Member
 from shoal.protocol.messages import Plan, Ready, Value
@@ -138,7 +139,8 @@ def unhear(machine: RoundMachine, everyone: frozenset[PeerId], readies: dict[Pee
     if lead.eviction is not None:
         lead.eviction = replace(lead.eviction, since=NOW)
     watch = machine._watch
-    watch._others_reported.at = watch._together.at = watch._accused.at = None
+    watch._others_reported.at = watch._together.at = None
+    watch._lead_accused, watch._others_accused = AccusedFor(), AccusedFor()
     machine._planner_died = False  # whoever hears a plan may have believed its planner dead before
     watch._heard_at = NOW
     machine._said, machine._resend_s = machine.current(), RESEND_S

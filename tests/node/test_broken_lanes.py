@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from shoal.node.node import Node
-from shoal.node.options import NodeConfig
 from shoal.node.outcome import Outcome
-from shoal.node.reporting.event_log import EventLog
-from shoal.node.state.store import Store
 from shoal.protocol.errors import NetworkError
-from shoal.protocol.identity import Identity
 from shoal.protocol.records import NodeRecord, Phase, seal_record
 from shoal.protocol.wire import Sealer
-from tests.manifests import manifest_of
-
-PEER = Identity.from_seed(bytes([7]) * 32)
-
-
-@contextmanager
-def daemon(folder: Path) -> Iterator[Node]:
-    """A node that is made and not running."""
-    config = NodeConfig(manifest=manifest_of([PEER.peer_id], admission="open"), data_dir=folder)
-    with Store(folder) as store:
-        log = EventLog(folder / "events.jsonl")
-        try:
-            yield Node(config, store, log, lambda _: None)
-        finally:
-            log.close()
+from tests.node.unstarted_node import PEER, unstarted_node
 
 
 def hear_of_peer(node: Node, seq: int, phase: Phase) -> None:
@@ -52,7 +32,7 @@ def level_of_a_broken_lane(node: Node, caplog: pytest.LogCaptureFixture) -> int:
 
 
 def test_a_broken_lane_is_news_unless_its_other_end_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with daemon(tmp_path) as node:
+    with unstarted_node(tmp_path) as node:
         assert level_of_a_broken_lane(node, caplog) == logging.INFO  # of whom nothing is known
         hear_of_peer(node, 1, "training")
         assert level_of_a_broken_lane(node, caplog) == logging.INFO
@@ -63,13 +43,13 @@ def test_a_broken_lane_is_news_unless_its_other_end_leaves(tmp_path: Path, caplo
 
 
 def test_a_broken_lane_is_no_news_at_a_node_that_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with daemon(tmp_path) as node:
+    with unstarted_node(tmp_path) as node:
         hear_of_peer(node, 1, "training")
         node._end(Outcome.LEFT, "asked to leave")
         assert level_of_a_broken_lane(node, caplog) == logging.DEBUG
 
 
 def test_a_lane_that_ends_in_order_is_never_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with daemon(tmp_path) as node, caplog.at_level(logging.DEBUG, logger="shoal.swarm.lanes.lane"):
+    with unstarted_node(tmp_path) as node, caplog.at_level(logging.DEBUG, logger="shoal.swarm.lanes.lane"):
         node.frames.lane_closed(PEER.peer_id, None)
         assert not caplog.records

@@ -80,8 +80,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a lead ends what is said against it by planning again",
         "tests/protocol/test_round_stalls.py::test_lead_that_plans_again_when_two_accuse_it_is_left_if_they_do_again",
-        "elif under == plan:",
-        "elif not accused:",
+        "self._accused &= {*plan.remaining, plan.planner}",
+        "self._accused &= {*plan.remaining} - {plan.planner}",
     ),
     bug(
         "relays that another lead tried are not tried again",
@@ -620,6 +620,26 @@ PROTOCOL: tuple[Bug, ...] = (
         "yield WatchReduction(machine.complete_at())",
     ),
     bug(
+        "a member leaves a lead that hears what holds a reduction up",
+        "tests/protocol/test_one_word.py::test_plan_that_had_its_time_is_followed_by_one_that_has_twice_as_much",
+        "return self._reduce_s() * (2 if self._repaired else 1) + OVERDUE_SETTLE_S + PLAN_TIMEOUT_S",
+        "return self._reduce_s() * (2 if self._repaired else 1) + PLAN_TIMEOUT_S",
+    ),
+    bug(
+        "a death in the second half of a reduction leaves the others too little time",
+        "tests/protocol/test_one_word.py"
+        "::test_plan_without_one_who_died_has_its_whole_time_if_the_one_before_had_half_of_it",
+        "self._note_plan(view, plan, now, WHOLE_SHARE / 2 if without_dead else WHOLE_SHARE)",
+        "self._note_plan(view, plan, now, WHOLE_SHARE)",
+    ),
+    bug(
+        "a lead has twice the time by going on without one who lives",
+        "tests/protocol/test_one_word.py"
+        "::test_plan_without_one_who_died_has_its_whole_time_if_the_one_before_had_half_of_it",
+        "without_dead = plan is not None and not facts.dead_since.keys().isdisjoint(plan.evicted)",
+        "without_dead = plan is not None and bool(plan.evicted)",
+    ),
+    bug(
         "a lead gives a reduction more time before it hears what holds it up",
         "tests/protocol/test_disputes.py::test_who_sends_a_byte_at_a_time_is_accused_at_the_deadline",
         "return self._facts.is_overdue(plan, now - OVERDUE_SETTLE_S)",
@@ -762,8 +782,8 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "a lead that plans again has its time anew to go on without whom enough accuse",
         "tests/protocol/test_meeting_views.py::test_lead_that_goes_on_with_whom_enough_accuse_is_left",
-        "elif under == plan or under is None or under.view != plan.view:",
-        "else:\n            self._to_go = frozenset()\n        if not plan:",
+        "self._accused &= {*plan.remaining, plan.planner}",
+        "self._accused &= {plan.planner}",
     ),
     bug(
         "the time of a view begins with whoever comes to it first",

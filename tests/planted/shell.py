@@ -616,4 +616,10 @@ SHELL: tuple[Bug, ...] = (
         "late_s=members.late_s,",
         "late_s=members.own_lag_s,",
     ),
+    bug(
+        "a node's detector asks as often while all train as in a round",
+        "tests/node/test_detector_wiring.py::test_detector_of_a_node_asks_less_often_while_its_member_rests",
+        "member.awaited, lambda: member.rests",
+        "member.awaited, lambda: False",
+    ),
 )

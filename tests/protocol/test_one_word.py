@@ -214,6 +214,29 @@ def test_plan_that_had_its_time_is_followed_by_one_that_has_twice_as_much() -> N
     assert member.agreement.view > 0
 
 
+@pytest.mark.parametrize("died", [True, False])
+def test_plan_without_one_who_died_has_its_whole_time_if_the_one_before_had_half_of_it(died: bool) -> None:
+    """Else a death in the second half of a reduction leaves the others too little; only the dead may so lengthen it."""
+    _, machines, leader, plan = planned(4)
+    lead, member, gone = machines[leader], machines[(leader + 1) % 4], machines[(leader + 2) % 4]
+    begun, deadline_s = 1.1, SETTINGS.reduce_deadline_s
+    member.peers_alive([machine.me for machine in machines if machine is not gone or not died], begun + 1.0)
+    repaired_at = begun + 0.6 * deadline_s
+    its, other = ([p.peer for p in plan.participants].index(peer) for peer in (gone.me, member.me))
+    owners = tuple(
+        msgspec.structs.replace(owned, owner=other) if owned.owner == its else owned for owned in plan.owners
+    )
+    later = msgspec.structs.replace(plan, attempt=1, origin=plan.hash, evicted=(gone.me,), owners=owners)
+    assert any(isinstance(e, Repair) for e in member.receive(lead.me, later, repaired_at))
+    patience_s = 2 * deadline_s + OVERDUE_SETTLE_S + PLAN_TIMEOUT_S
+    member.tick(begun + patience_s - 0.5)
+    assert member.agreement.view == 0
+    member.tick(begun + patience_s + 0.5)
+    assert (member.agreement.view == 0) == died
+    member.tick(repaired_at + patience_s + 0.5)
+    assert member.agreement.view > 0
+
+
 def test_lead_begins_only_so_many_reductions_in_a_view() -> None:
     """Each keeps what its owners signed."""
     _, machines, leader, plan = planned(4)
