@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from shoal.cli.main import execute
+from shoal.collectives.outer import OuterSettings
 from shoal.node import workload
 from shoal.node.workloads.regression import RegressionWorkload
 from shoal.protocol.manifest import render_manifest
-from tests.node.checkpoint_lab import manifest_of, new_ledger
+from tests.node.checkpoint_lab import LAYOUT, CheckpointLedger, manifest_of, new_ledger
+from tests.node.ledger import state_of
 
 
 @pytest.fixture
@@ -61,6 +64,24 @@ def test_verify_of_damage_is_one_document_one_line_and_exit_code_1(
     assert execute(["verify", str(checkpoint)]) == 1
     out, _ = capsys.readouterr()
     assert out.splitlines()[-1] == "6 chunks, bad: momentum/2"
+
+
+def test_verify_of_a_state_that_covers_its_image_and_was_cut_short_is_one_document_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = [dataclasses.replace(state_of(0, layout=LAYOUT.digest), imaged=True)]
+    ledger = CheckpointLedger(states=states, outer=OuterSettings(imaged=True))
+    ledger.certify(2)
+    checkpoint = ledger.checkpoint(tmp_path, 2)
+    assert execute(["verify", str(checkpoint), "--json"]) == 0
+    whole = (checkpoint / "state.safetensors").read_bytes()
+    for lost in (1, 2, 3, 4, 5, len(whole) // 3, len(whole) // 2 + 1, len(whole) - 9, len(whole) - 1, len(whole)):
+        (checkpoint / "state.safetensors").write_bytes(whole[: len(whole) - lost])
+        capsys.readouterr()
+        assert execute(["verify", str(checkpoint), "--json"]) == 1
+        out, err = capsys.readouterr()
+        assert (json.loads(out)["ok"], out.count("\n")) == (False, 1)
+        assert (err.startswith("shoal: "), err.count("\n")) == (True, 1), err
 
 
 def test_verify_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with Store(data_dir):
         pass
     own = line_by(Identity.load_or_create(data_dir / "node.key"))
-    for name, size in (("authority.key", 32), ("state/4.safetensors", 1000), ("events.1.jsonl", 50)):
+    half_put = (".node.key.x3f", 32)
+    for name, size in (("authority.key", 32), half_put, ("state/4.safetensors", 1000), ("events.1.jsonl", 50)):
         (data_dir / name).write_bytes(bytes(size))
     (data_dir / "notes.txt").write_text("mine")
     (data_dir / "node.keys").write_text("mine too")
@@ -53,9 +54,9 @@ def names(found: list[remains.Remains]) -> set[str]:
 
 def test_what_lies_there_is_told_keys_first_with_sizes_and_what_is_of_its_user_apart(folder: Path) -> None:
     found, own = find_remains(folder), record(folder).read_bytes().removeprefix(OTHERS)
-    assert {one.path.name for one in found[:2]} == {"authority.key", "node.key"}
-    assert [one.is_key for one in found[:3]] == [True, True, False]
-    assert (found[2].path.name, found[2].size) == ("state", 1000)
+    assert {one.path.name for one in found[:3]} == {"authority.key", "node.key", ".node.key.x3f"}
+    assert [one.is_key for one in found[:4]] == [True, True, True, False]
+    assert (found[3].path.name, found[3].size) == ("state", 1000)
     assert (found[-1].path.name, found[-1].size) == ("founded.jsonl", len(own))
     assert [path.name for path in others_in(folder)] == ["node.keys", "notes.txt"]
 
@@ -66,7 +67,7 @@ def test_all_of_it_goes_but_what_is_not_shoals_and_keys_that_are_not_meant(folde
     removed = remove_remains(folder, keys=keys)
     assert names(removed) == {one.path.name for one in before if keys or not one.is_key}
     left = {path.name for path in folder.iterdir()}
-    assert left == {"notes.txt", "node.keys"} | (set() if keys else {"node.key", "authority.key"})
+    assert left == {"notes.txt", "node.keys"} | (set() if keys else {"node.key", "authority.key", ".node.key.x3f"})
     assert record(folder).read_bytes() == OTHERS + (b"" if keys else own), "others' are not its own"
 
 
@@ -123,7 +124,7 @@ def test_command_tells_what_it_would_remove_and_what_stays(folder: Path, capsys:
     where = ["--data-dir", str(folder)]
     assert execute(["uninstall", *where]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert f"here: {folder / 'authority.key'}, 32 B: the authority's key: there is no other" in told[:2]
+    assert f"here: {folder / 'authority.key'}, 32 B: the authority's key: there is no other" in told[:3]
     assert f"not Shoal's, and stays: {folder / 'notes.txt'}" in told
     assert told[-3] == f"remove it: `shoal uninstall --remove --data-dir {folder}`, with --keys the keys too"
     assert told[-2] == f"looked at {folder} alone; of a node that ran elsewhere: `shoal uninstall --data-dir FOLDER`"
