@@ -11,7 +11,8 @@ accuser. Such a pair is given another path first, through a third, and if the ac
 says which side it sees at fault; if it sees none, it speaks against the accuser. Two thirds that say the same decide,
 or the one where three live. So does a second accuser, and this node's own failure detector, which has asked through
 others too. What leads through one third, and what that third says itself, is one voice. One who accuses back may be cut
-off from the accused and nothing else: it and one more are not enough yet.
+off from the accused and nothing else: it and one more are not enough yet, nor are fewer than half of all. Such links
+are given other paths like any: behind a router one may not reach some of many in time.
 
 A lead goes on to the next relay as soon as one has spoken, so its plan may come before the word on which it was made.
 That word counts still if it was on its way (`ON_ITS_WAY_S`), beside another's that was in time. Else each of the honest
@@ -108,6 +109,8 @@ EARLY_WAYS_LIMIT = 2 * MEMBER_LIMIT
 ON_ITS_WAY_S = 2.0
 """So long after a plan took the place of another here, what is said of that one is a late word. It counts for less: a
 relay that has not heard of the change sees nothing come any more from those that did, and may soon say so."""
+CUT_LEAST = 3
+"""So many that a peer accuses back speak against it, and half of all others; or two where there are no more."""
 RELAYS_NEEDED = 2
 """Relays that have to speak against one peer, where there are so many."""
 
@@ -239,6 +242,13 @@ class Accusations:
             found.add(next_one)
             left.remove(next_one)
         return found
+
+    def may_answer(self, plan: Plan, peer: PeerId, alive: Collection[PeerId]) -> bool:
+        """True if two accuse this peer, but not half of all, and it has said nothing itself: that may be on its way."""
+        said = self._heard(plan, alive)
+        others = _living(plan, alive) - {peer}
+        accusers = _accusers(said).get(peer, set()) & others
+        return peer not in said and len(accusers) > 1 and 2 * len(accusers) < len(others)
 
     def speak_against_lead(
         self, plan: Plan, alive: Collection[PeerId], suspected: Collection[PeerId], ahead: Collection[PeerId]
@@ -489,5 +499,6 @@ def _are_two(
     """True if these are two voices, and not one liar and one broken link."""
     word = said.get(accused)
     cut = accusers.intersection(() if word is None else (*word.peers, *word.late))
-    of_all = cut >= {peer for peer in plan.remaining if peer in living} - {accused}
-    return len(_voices(plan, accused, accusers - cut)) >= 2 or len(_voices(plan, accused, cut)) >= (2 if of_all else 3)
+    others = {peer for peer in plan.remaining if peer in living} - {accused}
+    needed = 2 if cut >= others else max(CUT_LEAST, -(-len(others) // 2))
+    return len(_voices(plan, accused, accusers - cut)) >= 2 or len(_voices(plan, accused, cut)) >= needed

@@ -40,7 +40,7 @@ from collections.abc import Collection
 from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import REPLAN_SETTLE_S
+from shoal.protocol.leading import settle_s
 from shoal.protocol.messages import Plan
 from shoal.protocol.timeouts import HELD_TIMEOUT_S, SILENCE_S, Since, Timeouts, doubled, in_crowd
 
@@ -190,7 +190,8 @@ class LeadWatch:
         accused = plan is not None and facts.accusations.speak_against_lead(
             plan, facts.alive, facts.suspected, facts.ahead()
         )
-        return self._lead_accused.note({leader} if accused else (), plan, now) >= REPLAN_SETTLE_S and accused
+        waited_s = self._lead_accused.note({leader} if accused else (), plan, now)
+        return accused and plan is not None and waited_s >= settle_s(facts, plan, leader)
 
     def _keeps_the_accused(self, leader: PeerId, now: float) -> bool:
         """True if the lead had its time to go on without others that enough accuse, and plans with them still."""

@@ -157,6 +157,16 @@ but no less and no more than this."""
 Order = Plan | Value | Eviction
 
 
+def settle_s(facts: RoundFacts, plan: Plan, peer: PeerId) -> float:
+    """Time that is waited after `peer` was lost, or accused by enough: where a few accuse it, longer for its own word.
+
+    It may miss them too, and hear of the plan, or be heard, later than others.
+    """
+    if peer in facts.alive and peer not in facts.suspected and facts.accusations.may_answer(plan, peer, facts.alive):
+        return in_crowd(RELAY_SETTLE_S, len(plan.participants))
+    return REPLAN_SETTLE_S
+
+
 @dataclass(slots=True)
 class _Tried:
     """Those that a lead tried once more although it had lost some of them, when, and how long it rests before the next
@@ -277,10 +287,12 @@ class Lead:
 
     def _settled(self, plan: Plan, lost: set[PeerId], now: float, view_since: float) -> bool:
         """True if somebody was lost, or the plan is of a lead that was replaced, and a moment passed since."""
-        since = [self._facts.dead_since.get(p, self._blamed.get(p, self._facts.planned_at)) for p in lost]
-        if plan.view < self._facts.agreement.view:
-            since.append(view_since)
-        return any(now - at >= REPLAN_SETTLE_S for at in since)
+        if plan.view < self._facts.agreement.view and now - view_since >= REPLAN_SETTLE_S:
+            return True
+        return any(now - self._lost_since(p) >= settle_s(self._facts, plan, p) for p in lost)
+
+    def _lost_since(self, peer: PeerId) -> float:
+        return self._facts.dead_since.get(peer, self._blamed.get(peer, self._facts.planned_at))
 
     def _go_on_without(
         self, plan: Plan, lost: set[PeerId], now: float, *, parted: Collection[PeerId] = ()

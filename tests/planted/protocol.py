@@ -640,6 +640,18 @@ PROTOCOL: tuple[Bug, ...] = (
         "without_dead = plan is not None and bool(plan.evicted)",
     ),
     bug(
+        "three that do not reach one of many cost it its place",
+        "tests/protocol/test_disputes.py::test_member_that_does_not_reach_some_of_many_keeps_its_place",
+        "needed = 2 if cut >= others else max(CUT_LEAST, -(-len(others) // 2))",
+        "needed = 2 if cut >= others else CUT_LEAST",
+    ),
+    bug(
+        "who hears of a plan last is accused by the others before it is heard",
+        "tests/protocol/test_disputes.py::test_member_that_does_not_reach_some_of_many_keeps_its_place",
+        "return in_crowd(RELAY_SETTLE_S, len(plan.participants))",
+        "return REPLAN_SETTLE_S",
+    ),
+    bug(
         "a lead gives a reduction more time before it hears what holds it up",
         "tests/protocol/test_disputes.py::test_who_sends_a_byte_at_a_time_is_accused_at_the_deadline",
         "return self._facts.is_overdue(plan, now - OVERDUE_SETTLE_S)",
@@ -660,7 +672,7 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "two that are cut off from one are believed",
         "tests/protocol/test_disputes.py::test_member_cut_from_one_which_another_accuses_keeps_its_place",
-        "len(_voices(plan, accused, cut)) >= (2 if of_all else 3)",
+        "len(_voices(plan, accused, cut)) >= needed",
         "len(_voices(plan, accused, cut)) >= 2",
     ),
     bug(

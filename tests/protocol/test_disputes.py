@@ -407,6 +407,46 @@ def test_pair_that_cannot_reach_each_other_loses_neither(count: int, lead_is_one
     assert took_s < STALL_S + RELAY_SETTLE_S + 2 * MOMENT_S
 
 
+@pytest.mark.parametrize("delay_s", [0.0, WORD_S])
+@pytest.mark.parametrize("lead_is_one", [False, True])
+@pytest.mark.parametrize(("count", "cuts"), [(8, 3), (9, 3), (16, 3), (16, 7)])
+def test_member_that_does_not_reach_some_of_many_keeps_its_place(
+    count: int, cuts: int, lead_is_one: bool, delay_s: float
+) -> None:
+    """As behind a router in a first round: fewer than half miss it, and it them. Its word may be the last to come."""
+    table = Table(count, delay_s=delay_s, seed=1)
+    one = table.lead if lead_is_one else table.others[0]
+    missed = [peer for peer in table.others if peer != one][:cuts]
+    table.cut = {pair_of(one, other) for other in missed}
+    took_s = table.run()
+    assert table.evicted == set()
+    assert table.decided is not None
+    assert set(table.decided.members) == set(table.seats)
+    assert not any(table.left_out())
+    assert took_s < STALL_S + RELAY_SETTLE_S + 2 * MOMENT_S
+
+
+def test_members_that_reach_none_of_each_other_keep_their_places() -> None:
+    table = Table(16)
+    table.cut = {pair_of(one, other) for one in table.others[:6] for other in table.others[:6] if one != other}
+    assert table.run() < STALL_S + RELAY_SETTLE_S + 2 * MOMENT_S
+    assert table.evicted == set()
+
+
+@pytest.mark.parametrize("accuses", [False, True])
+@pytest.mark.parametrize("leads", [False, True])
+def test_who_keeps_its_contribution_from_some_of_many_goes(leads: bool, accuses: bool) -> None:
+    table = Table(16, delay_s=WORD_S)
+    table.liar = table.lead if leads else table.others[0]
+    victims = frozenset([peer for peer in table.others if peer != table.liar][:3])
+    table.lies = Lies(withholds=victims, accuses=always(*victims) if accuses else always())
+    took_s = table.run()
+    assert table.evicted_in_honesty <= {table.liar}
+    assert table.decided is not None
+    assert set(table.decided.members) >= set(table.honest)
+    assert took_s < 2 * WITHHOLDER_GONE_S
+
+
 def claims_of(table: Table, came: bool, taken: bool) -> Callable[[list[RelayedWay]], list[RelayedWay]]:
     """What the liar says of all ways that it is to pass."""
 

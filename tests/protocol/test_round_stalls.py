@@ -212,7 +212,7 @@ def test_in_a_crowd_a_participant_has_longer_to_say_what_it_holds() -> None:
     _, machines, leader, plan = planned(2 * CROWD)
     lead = machines[leader]
     gone, slow, *others = (machines[n] for n in range(2 * CROWD) if n != leader)
-    for one in others[:2]:
+    for one in others[:CROWD]:
         lead.receive(one.me, accuse(plan, gone.me), 2.0)
     effects = lead.tick(2.0 + REPLAN_SETTLE_S)
     (asked,) = (effect for effect in effects if isinstance(effect, CloseOff))
