@@ -190,7 +190,8 @@ def _is_moment(fault: Fault, held: int | None, entry: Entry, *, later: bool) -> 
 async def _release(held: int, swarm: Stage, record: FaultRecord) -> None:
     """End the hold, unless its process is gone, or stopped: then a later `continue` ends it."""
     node = swarm.node(held)
-    if not node.alive or node.stopped or record.fault.kind in ("kill", *_STARTING_AGAIN):
+    begins_anew = held == record.fault.target and record.fault.kind in ("kill", *_STARTING_AGAIN)
+    if not node.alive or node.stopped or begins_anew:
         return
     try:
         await _let_go(held, swarm, again=not swarm.scenario.may_come_later(record.fault))
@@ -457,7 +458,7 @@ async def until_whole(fault: Fault, swarm: Field, *, limit_s: float = WHOLE_S) -
         await swarm.journal.until(lambda: not _is_free(node) or _took_part(node, swarm, since))
     if _is_free(node) and not _took_part(node, swarm, since):
         raise NotWhole(f"node {node.index} took part in no round within {limit_s:.0f} s of its {fault.kind}")
-    if not node.alive and node.struck is None:
+    if not node.alive and node.struck is None and node.lives[-1].exit_code:  # its rounds may be done
         raise NotWhole(f"node {node.index} ended after its {fault.kind}; see its log")
     if fault.kind == "move":
         await _until_linked(node, swarm, limit_s)

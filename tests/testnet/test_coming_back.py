@@ -47,6 +47,8 @@ if mode == "follows":
     for round in range(1, 10**6):
         log("certified", round=round, digest="", members=["another"])
         time.sleep(0.01)
+if mode == "is done":
+    sys.exit()
 if mode == "crashes":
     sys.exit("it has no idea")
 if mode in ("refuses", "breaks"):
@@ -120,6 +122,15 @@ async def test_whatever_else_comes_of_an_old_folder_is_a_failure(mode: str, what
         with pytest.raises(NotWhole, match=what):
             await until_whole(RESTORE, swarm, limit_s=1.0 if mode in ("hangs", "follows") else DEADLINE_S)
         assert len(swarm.node(0).lives) == 2, "nobody told it to go on"
+
+
+async def test_who_ends_in_order_after_a_fault_may_have_done_its_rounds(tmp_path: Path) -> None:
+    """Where no round has members each node does its own, and may be through before the fault is over."""
+    async with lone(tmp_path / "swarm", "is done") as swarm:
+        await copy_folder(RESTORE, swarm)
+        await strike(RESTORE, swarm)
+        await until_whole(RESTORE, swarm)
+        assert not swarm.node(0).alive
 
 
 async def test_nothing_is_put_back_of_which_there_is_no_copy(tmp_path: Path) -> None:

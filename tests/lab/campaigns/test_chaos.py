@@ -55,8 +55,8 @@ from shoal.protocol.manifest_rollouts import DEFAULT_POLICY
 from shoal.protocol.messages import Certificate
 from shoal.protocol.strategies.table import STRATEGIES
 from shoal.protocol.voting import FaultModel, are_enough
-from shoal.testnet import swarm
-from shoal.testnet.faults import LATER_ROUNDS, FaultRecord, has_begun, holds_for
+from shoal.testnet import faults, swarm
+from shoal.testnet.faults import LATER_ROUNDS, FaultRecord, carry_out, has_begun, holds_for
 from shoal.testnet.journal import Journal
 from shoal.testnet.links.wan_profiles import PROFILES
 from shoal.testnet.nodes import Launch, Runtime, node_command
@@ -316,6 +316,49 @@ def test_a_transfer_is_struck_in_whichever_round_it_is(node: int, round: int, pr
 
     Field.journal.add(node, Holding(at=1.0, round=round, phase="transfer", progress=progress))
     assert has_begun(kill, Field()) is is_it  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["corrupt", "restore"])
+async def test_who_holds_in_a_transfer_goes_on_once_another_was_struck(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join = Fault(kind="join", node=4, round=3, phase="train")
+    fault = msgspec.convert({"kind": kind, "node": 1, "round": 3, "phase": "transfer"}, Fault)
+
+    class Node:
+        alive, stopped = True, False
+
+        def __init__(self) -> None:
+            self.asked: list[tuple[str, ...]] = []
+
+        async def ask(self, *words: str) -> None:
+            self.asked.append(words)
+
+    class Field:
+        scenario = Scenario(nodes=4, rounds=5, faults=(join, fault))
+        journal = Journal()
+        network = None
+        nodes = tuple(Node() for _ in range(5))
+
+        def node(self, index: int) -> Node:
+            return self.nodes[index]
+
+        def holds(self, index: int) -> tuple[Hold, ...]:
+            return ()
+
+    async def struck(fault: Fault, swarm: object, limit_s: float = 0.0) -> None:
+        await trio.lowlevel.checkpoint()
+
+    for what in ("strike", "until_whole", "copy_folder"):
+        monkeypatch.setattr(faults, what, struck)
+    Field.journal.add(0, RoundStarted(at=1.0, round=3))
+    Field.journal.add(4, Holding(at=1.0, round=3, phase="transfer", progress=0.0))
+    record = FaultRecord(fault=fault)
+    with trio.fail_after(5):
+        await carry_out(record, Field(), lambda record: None)  # type: ignore[arg-type]
+    assert record.done
+    assert Field.nodes[4].asked[-1] == ("release",)
+    assert Field.nodes[1].asked == []
 
 
 @pytest.mark.parametrize(("rounds", "is_it"), [([], False), ([1, 2], False), ([2, 3], True), ([1, 5], True)])
