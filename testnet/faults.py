@@ -190,7 +190,7 @@ def _is_moment(fault: Fault, held: int | None, entry: Entry, *, later: bool) -> 
 async def _release(held: int, swarm: Stage, record: FaultRecord) -> None:
     """End the hold, unless its process is gone, or stopped: then a later `continue` ends it."""
     node = swarm.node(held)
-    begins_anew = held == record.fault.target and record.fault.kind in ("kill", *_STARTING_AGAIN)
+    begins_anew = record.fault.kind in ("kill", *_STARTING_AGAIN) and held == record.fault.target
     if not node.alive or node.stopped or begins_anew:
         return
     try:

@@ -318,12 +318,13 @@ def test_a_transfer_is_struck_in_whichever_round_it_is(node: int, round: int, pr
     assert has_begun(kill, Field()) is is_it  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["corrupt", "restore"])
+@pytest.mark.parametrize("kind", ["corrupt", "restore", "partition"])
 async def test_who_holds_in_a_transfer_goes_on_once_another_was_struck(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join = Fault(kind="join", node=4, round=3, phase="train")
-    fault = msgspec.convert({"kind": kind, "node": 1, "round": 3, "phase": "transfer"}, Fault)
+    where = {"groups": ((4,), (0, 1))} if kind == "partition" else {"node": 1}
+    fault = msgspec.convert({"kind": kind, "round": 3, "phase": "transfer", **where}, Fault)
 
     class Node:
         alive, stopped = True, False
