@@ -53,7 +53,7 @@ from shoal.protocol.certificate import (
 from shoal.protocol.durable import ABSTAIN
 from shoal.protocol.durable import DurableRecord as DurableRecord
 from shoal.protocol.durable import Persist as Persist
-from shoal.protocol.enlisting import Outside, check_enlisted
+from shoal.protocol.enlisting import Outside, check_enlisted, enlisted_in
 from shoal.protocol.errors import LocalError, RemoteError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.protocol.messages import (
@@ -656,7 +656,7 @@ class Agreement:
 
     def _refuse(self, view: int, value: Value) -> bool:
         """Refuse a free proposal whose members are not who they have to be, as far as was heard here, or whose plan
-        counts too little, or that forgets who waits outside. The latter two hold
+        counts too little, or that forgets who waits outside, or names there who is not admitted. The latter three hold
         for as many views as a minority can lead, and one: links may be such that no lead hears enough."""
         if value.rollback:
             return False
@@ -667,7 +667,8 @@ class Agreement:
         possible = self._taking_part.get(value.plan, frozenset()) | self.electorate
         strangers = [p for p in newcomers(value, self.previous) if p not in possible or not self._may_join(p)]
         forgets = self._outside is not None and bool(self._outside.forgotten(value))
-        doubted = self._is_doubted(value.plan, view) or (forgets and self._is_early(view))
+        makes_up = any(not self._may_join(one.peer) for one in enlisted_in(value))
+        doubted = self._is_doubted(value.plan, view) or ((forgets or makes_up) and self._is_early(view))
         if left_out or strangers or doubted:
             self._refused[view] = tuple(left_out)
         return view in self._refused

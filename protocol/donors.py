@@ -20,6 +20,9 @@ BAN_LIMIT_S: Final = 24 * 3600.0
 REST_S: Final = 1.0
 REST_LIMIT_S: Final = 64.0
 """Longest time for which the claims of a peer are left alone that showed nothing: doubled each time."""
+LACK_S: Final = 8.0
+LACK_LIMIT_S: Final = 600.0
+"""Longest time for which who did not bring what it was asked for is asked after all others: doubled each time."""
 SCORE_LIMIT: Final = 256
 """Donors that are remembered; the ones that were heard of longest ago are forgotten."""
 
@@ -30,6 +33,8 @@ class _Score:
     banned_until: float = float("-inf")
     rests: Backoff = field(default_factory=partial(Backoff, REST_S, REST_LIMIT_S))
     rests_until: float = float("-inf")
+    lacks: Backoff = field(default_factory=partial(Backoff, LACK_S, LACK_LIMIT_S))
+    lacks_until: float = float("-inf")
     rate: float | None = None
 
 
@@ -65,6 +70,12 @@ class DonorScores:
         score.rests.reset()
         score.rests_until = float("-inf")
 
+    def lacked(self, peer: PeerId, now: float) -> None:
+        """It did not bring what it was asked for, or does not have it: no offence, but others come before it."""
+        score = self._of(peer)
+        if now >= score.lacks_until:
+            score.lacks_until = now + score.lacks.next_s()
+
     def resting(self, peer: PeerId, now: float) -> bool:
         """True if it is to be left alone for now, or asked after all others."""
         score = self._scores.get(peer)
@@ -72,7 +83,9 @@ class DonorScores:
 
     def measured(self, peer: PeerId, rate: float) -> None:
         """It brought that many bytes/s."""
-        self._of(peer).rate = rate
+        score = self._of(peer)
+        score.rate, score.lacks_until = rate, float("-inf")
+        score.lacks.reset()
 
     def rate(self, peer: PeerId) -> float | None:
         """The last measured rate; None if there is none."""
@@ -85,6 +98,16 @@ class DonorScores:
         return score is not None and now < score.banned_until
 
     def ranked(self, peers: Sequence[PeerId], now: float) -> list[PeerId]:
-        """Those that are not banned, who disappointed lately last, the fastest first; otherwise in the given order."""
+        """Those that are not banned, the fastest first; otherwise in the given order.
+
+        Last are those who disappointed lately, and before them those who lately lacked what they were asked for: else a
+        few that claim much and hold nothing would be asked again and again, and nobody else.
+        """
         allowed = [peer for peer in peers if not self.banned(peer, now)]
-        return sorted(allowed, key=lambda peer: (self.resting(peer, now), -(self.rate(peer) or 0.0)))
+        return sorted(
+            allowed, key=lambda peer: (self.resting(peer, now), self._lacks(peer, now), -(self.rate(peer) or 0.0))
+        )
+
+    def _lacks(self, peer: PeerId, now: float) -> bool:
+        score = self._scores.get(peer)
+        return score is not None and now < score.lacks_until

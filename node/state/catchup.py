@@ -49,7 +49,7 @@ from shoal.protocol.errands import (
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 from shoal.protocol.identity import SIGNATURE_BYTES, PeerId
 from shoal.protocol.manifest import Manifest
-from shoal.protocol.messages import MEMBER_LIMIT, Value
+from shoal.protocol.messages import MEMBER_LIMIT, NO_HASH, Value
 from shoal.protocol.peering import (
     ChainPart,
     FetchAnswer,
@@ -461,8 +461,24 @@ class CatchUp:
         if header.kinds != self._outer.kinds or bool(header.image) != self._outer.imaged:
             raise RemoteError("offers a state of another outer optimizer", peer=peer)
         check_header(header, value, certified, peer)
+        if value.round == 0 and certified == NO_HASH:
+            self._check_initial(header, value.planner, peer)
         self._known_header = (answer.header, header)
         return header
+
+    def _check_initial(self, header: StateHeader, founder: PeerId, peer: PeerId) -> None:
+        """Check the header of an uncertified S(0). Raises RemoteError where it is not of the model built here.
+
+        Whose S(0) is the swarm's, the first founder, may say that the model is another: that is for the user to hear.
+        """
+        try:
+            self.accepts(header)
+        except ConfigError:
+            if peer != founder:
+                raise RemoteError("offers an initial state of another model", peer=peer) from None
+        else:
+            if self.shape is not None and (header.numel, header.chunk_values) != self.shape[1:]:
+                raise RemoteError("offers an initial state of another size than that of the model", peer=peer)
 
     async def _request(self, peer: PeerId, request: FetchRequest) -> FetchAnswer:
         data = await self._ask(peer, canonical(request))

@@ -345,6 +345,7 @@ class TransferRun:
             return
         if isinstance(error, RemoteError):
             self._scores.offended(peer, now)
+        self._scores.lacked(peer, now)
         self.transfer.never(peer, str(error))
 
     def failed(self, peer: PeerId, error: NetworkError | RemoteError, now: float) -> bool:
@@ -353,6 +354,7 @@ class TransferRun:
         offends = isinstance(error, RemoteError) and peer in self.transfer.donors
         if offends:
             self._scores.offended(peer, now)
+        self._scores.lacked(peer, now)
         self.transfer.drop(peer, str(error))
         return offends
 
@@ -367,7 +369,10 @@ class TransferRun:
         for peer in self.transfer.donors:
             wanted, anything = moved(peer)
             self.transfer.moved(peer, wanted, anything, now)
-        return self.transfer.look(now)
+        stalled = self.transfer.look(now)
+        for peer in stalled:
+            self._scores.lacked(peer, now)
+        return stalled
 
     def rest_s(self, now: float) -> float:
         """Seconds to let chunks gather while every donor has enough to do: a look at one costs as much as at twenty."""

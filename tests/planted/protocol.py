@@ -2171,4 +2171,11 @@ PROTOCOL: tuple[Bug, ...] = (
         "trips = [watched.round_trip for peer, watched in self._peers.items() if not first or peer in first]",
         "trips = [watched.round_trip for watched in self._peers.values()]",
     ),
+    bug(
+        "a lying lead fills the line outside with keys that it made up",
+        "tests/protocol/test_enlisting.py"
+        "::test_voter_refuses_a_value_with_the_wish_of_one_whom_the_swarm_does_not_admit",
+        "makes_up = any(not self._may_join(one.peer) for one in enlisted_in(value))",
+        "makes_up = False",
+    ),
 )

@@ -965,4 +965,24 @@ STATE: tuple[Bug, ...] = (
         '".*.key.*": "a copy of a key that nobody lived to put in its place",',
         "",
     ),
+    bug(
+        "who did not bring what it was asked for comes first again",
+        "tests/node/state/test_catchup_donors.py::test_strangers_without_a_state_keep_nobody_from_it",
+        "return score is not None and now < score.lacks_until",
+        "return False",
+    ),
+    bug(
+        "a founder that did not draw the initial state says what the model is",
+        "tests/node/state/test_catchup.py"
+        "::test_initial_state_of_another_model_is_not_taken_of_a_founder_that_did_not_draw_it",
+        "if peer != founder:",
+        "if False:",
+    ),
+    bug(
+        "an initial state may be of any size",
+        "tests/node/state/test_catchup.py"
+        "::test_initial_state_of_another_model_is_not_taken_of_a_founder_that_did_not_draw_it",
+        "if self.shape is not None and (header.numel, header.chunk_values) != self.shape[1:]:",
+        "if False:",
+    ),
 )

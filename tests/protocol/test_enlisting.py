@@ -398,6 +398,28 @@ def test_voter_refuses_a_value_that_forgets_whom_it_has_held_for_two_rounds(
     assert voter.refuses != signs
 
 
+@pytest.mark.parametrize(("admitted", "view", "signs"), [(True, 0, True), (False, 0, False), (False, 2, True)])
+def test_voter_refuses_a_value_with_the_wish_of_one_whom_the_swarm_does_not_admit(
+    admitted: bool, view: int, signs: bool
+) -> None:
+    """Else one lying lead fills the line with keys that it made up; but others may have heard of an invite before."""
+    voter = Agreement(
+        identity=OF[sorted(VOTERS)[0]],
+        previous=START,
+        voting=Voting(named=tuple(sorted(VOTERS))),
+        seats=2,
+        outside=outside(Enlistments()),
+        may_join=lambda peer: admitted or peer in VOTERS,
+    )
+    lead = voter.lead(view)
+    value = msgspec.structs.replace(result(START, VOTERS, VOTERS[:2], [wish(OTHERS[1])]), planner=lead)
+    voter.computed(honest_report(START, value.plan), VOTERS, VOTERS[:2])
+    moves = moves_of([OF[peer] for peer in VOTERS], START, view) if view else msgspec.UNSET
+    effects = voter.receive(lead, propose_of(OF[lead], view, value, moves))
+    signed = [e for e in effects if isinstance(e, Broadcast) and isinstance(e.message, Prepare)]
+    assert (bool(signed), voter.refuses) == (signs, not signs)
+
+
 @pytest.mark.parametrize(
     ("left_out_at", "others_at", "forgotten"),
     [(5, 6, False), (5, 7, True), (7, 5, False), (5, None, True), (8, None, False)],

@@ -12,11 +12,11 @@ import trio
 
 from shoal.collectives.finals import Finals
 from shoal.collectives.grid import Grid
-from shoal.collectives.state import header_of
+from shoal.collectives.state import CertifiedState, StateHeader, frozen, header_of
 from shoal.node.state.catchup import replay_limit_rounds
 from shoal.node.state.chunk_requests import STALL_S
 from shoal.protocol import chain as chain_module
-from shoal.protocol.errors import NetworkError, RemoteError
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.messages import Plan, Term
 from shoal.protocol.peering import (
@@ -34,7 +34,7 @@ from shoal.protocol.wire import canonical
 from shoal.swarm.lanes.chunks import ChunkSpace
 from shoal.swarm.lanes.frame import FrameHeader
 from tests.node.donors import World, flipped
-from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, save_finals, state_of
+from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, save_finals, state_of, vector
 from tests.node.state.catchup_lab import BAD, GOOD, Watch, advance, assert_state, ledger_of
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("no_threads")]
@@ -198,6 +198,54 @@ async def test_founder_cannot_pass_another_state_for_the_initial_one(tmp_path: P
     with pytest.raises(NetworkError, match="no peer has the state of round 0"):
         await advance(world, None, [founder])
     assert world.frames == []
+
+
+def initial_headers(ledger: Ledger) -> dict[str, StateHeader]:
+    right, huge = ledger.header(0), 16_000
+    small = CertifiedState.initial(frozen(vector(1, 1000)), right.layout)
+    return {
+        "fewer values": header_of(small, Grid(small.numel, GRID.chunk_values)),
+        "other chunks": header_of(ledger.states[0], Grid(GRID.numel, 5000)),
+        "hundreds of gigabytes": msgspec.structs.replace(
+            right, numel=huge * right.chunk_values, anchor=bytes(32 * huge), momentum=bytes(32 * huge)
+        ),
+        "another model": msgspec.structs.replace(right, layout=b"X" * 32),
+    }
+
+
+@pytest.mark.parametrize("what", initial_headers(ledger_of(0)))
+async def test_initial_state_of_another_model_is_not_taken_of_a_founder_that_did_not_draw_it(
+    tmp_path: Path, what: str
+) -> None:
+    ledger = ledger_of(0)
+    world, header = World(tmp_path, ledger), initial_headers(ledger)[what]
+
+    def accept(header: StateHeader) -> None:
+        if header.layout != ledger.states[0].layout_hash:
+            raise ConfigError("the swarm trains another model")
+
+    world.catchup.accepts = accept
+    first = ledger.chain.head.planner
+    liar, *others = (peer for peer in ledger.peers if peer != first)
+    world.donor(liar).answer = lambda request: HeaderAnswer(header=canonical(header))
+    with pytest.raises(NetworkError, match="no peer has the state of round 0"):
+        await advance(world, None, [liar])
+    assert world.frames == []
+    world.donor(others[0])
+    assert_state(await advance(world, None, [liar, others[0]]), ledger, 0)
+
+
+async def test_first_founder_may_say_that_the_swarm_trains_another_model(tmp_path: Path) -> None:
+    ledger = ledger_of(0)
+    world, first = World(tmp_path, ledger), ledger.chain.head.planner
+
+    def accept(header: StateHeader) -> None:
+        raise ConfigError("the swarm trains another model")
+
+    world.catchup.accepts = accept
+    world.donor(first)
+    with pytest.raises(ConfigError, match="the swarm trains another model"):
+        await advance(world, None, [first])
 
 
 # -- replay --------------------------------------------------------------------------------------------------

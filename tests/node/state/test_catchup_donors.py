@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
@@ -14,9 +17,8 @@ from shoal.protocol.donors import BAN_S
 from shoal.protocol.errands import HEADER_TIMEOUT_S
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import PeerId
-from shoal.protocol.peering import (
-    GetFinals,
-)
+from shoal.protocol.peering import FetchAnswer, FetchRequest, FinalsAnswer, GetFinals, GetHeader, HeaderAnswer
+from shoal.protocol.wire import canonical
 from shoal.swarm.lanes.frame import FrameHeader
 from tests.node.donors import Line, World, flipped
 from tests.node.ledger import GRID
@@ -37,6 +39,8 @@ from tests.node.state.catchup_lab import (
 pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("no_threads")]
 
 __all__ = ["small_windows"]
+
+Result = TypeVar("Result")
 
 
 @pytest.mark.usefixtures("small_windows")
@@ -207,3 +211,51 @@ async def test_state_is_received_in_its_place(tmp_path: Path, monkeypatch: pytes
     world = fine_world(tmp_path, 2)
     monkeypatch.setattr(StateAssembly, "_write", copy)
     assert_fine(await advance(world, None, PEERS), world, 2)
+
+
+# -- many that claim much and hold nothing -------------------------------------------------------------------
+
+
+async def until_it_comes(get: Callable[[], Awaitable[Result]], attempts: int) -> Result:
+    """As a node asks: again and again."""
+    for _ in range(attempts - 1):
+        with suppress(NetworkError):
+            return await get()
+        await trio.sleep(1.0)
+    return await get()
+
+
+@pytest.mark.parametrize(("strangers", "attempts"), [(16, 1), (40, 2), (80, 3)])
+async def test_strangers_without_a_state_keep_nobody_from_it(strangers: int, attempts: int, tmp_path: Path) -> None:
+    """However many say that they are ahead, and so come first."""
+    world = fine_world(tmp_path, 3)
+    first = [PeerId(f"stranger{number}") for number in range(strangers)]
+    for peer in first:
+        world.donor(peer, rounds=0)
+    state = await until_it_comes(lambda: advance(world, None, [*first, *PEERS]), attempts)
+    assert_fine(state, world, 3)
+
+
+@pytest.mark.parametrize("holds", ["nothing", "a state that is not to be had"])
+async def test_those_who_say_that_they_have_it_and_bring_nothing_are_asked_last_the_next_time(
+    holds: str, tmp_path: Path
+) -> None:
+    world = fine_world(tmp_path, 3)
+    finals = world.ledger.finals[3]
+    liars = [PeerId(f"liar{number}") for number in range(20)]
+    for liar in liars:
+        donor = world.donor(liar, rounds=0)
+
+        def answer(
+            request: FetchRequest, honestly: Callable[[FetchRequest], FetchAnswer | bytes] = donor.answer
+        ) -> FetchAnswer | bytes:
+            if isinstance(request, GetFinals):
+                return FinalsAnswer(plan=finals.plan)
+            if request == GetHeader(round=3) and holds != "nothing":
+                return HeaderAnswer(header=canonical(world.ledger.header(3)))
+            return honestly(request)
+
+        donor.answer = answer
+    found = await until_it_comes(lambda: world.catchup.finals(finals.plan.hash, [*liars, *PEERS]), 6)
+    assert [bytes(chunk.payload) for chunk in found.chunks] == [bytes(chunk.payload) for chunk in finals.chunks]
+    assert_fine(await until_it_comes(lambda: advance(world, None, [*liars, *PEERS]), 3), world, 3)
