@@ -106,8 +106,14 @@ class EngineClient:
         asked_s = 0.0
         while len(came) < count:
             self._rest()
-            if faults == FAULT_LIMIT or changes > CHANGE_LIMIT or asked_s > self._deadline_s:
+            if changes > CHANGE_LIMIT:
+                self._tell(f"it named another policy {changes} times amid a group")
                 return None
+            if asked_s > self._deadline_s:
+                self._tell(f"a group took it more than {self._deadline_s:g} s; let it be faster, or draw fewer tokens")
+                return None
+            if faults == FAULT_LIMIT:
+                return None  # each was told of
             began = time.monotonic()
             try:
                 wanted = min(count - len(came), together(most))
@@ -133,31 +139,33 @@ class EngineClient:
         return Reply(policy=policy, completions=tuple(came), tokens=tokens)
 
     def load(self, model: Path, version: int) -> str:
-        """Have the engine take the model in a folder from now on, and return how it names that policy. Raises Stopped.
+        """Have the engine take the model in a folder from now on, and return how it names that policy.
 
-        One that is away, or refuses, is waited for. It is asked as `shoal engine` is, which reads what lies on its own
-        machine.
+        Raises, after a pause in which there may have come a newer one, NetworkError if it is away, RemoteError if it
+        refuses; Stopped. It is asked as `shoal engine` is, which reads what lies on its own machine.
         """
         body = msgspec.json.encode({"model": str(model), "version": version})
-        while True:
-            self._rest()
-            try:
-                status, answer = self._post(body, target=LOAD, limit_bytes=LOADED_LIMIT_BYTES)
-                if status == HTTPStatus.OK:
-                    policy = loaded_in(answer)
-                    break
+        self._rest()
+        try:
+            status, answer = self._post(body, target=LOAD, limit_bytes=LOADED_LIMIT_BYTES)
+            if status != HTTPStatus.OK:
                 raise RemoteError(f"it does not take the swarm's policy: {status} {refusal_in(answer)}".rstrip())
-            except (NetworkError, RemoteError) as error:
-                self._pause(error)
+            policy = loaded_in(answer)
+        except (NetworkError, RemoteError) as error:
+            self._pause(error)
+            raise
         with self._lock:
             self._pauses.reset()
         return policy
+
+    def _tell(self, why: object) -> None:
+        self._told(f"the engine at http://{self._address}: {why}")
 
     def _pause(self, error: Exception) -> None:
         """Say why nothing came, and wait before the next try. Raises Stopped."""
         with self._lock:
             pause_s = self._pauses.next_s()
-        self._told(f"the engine at http://{self._address}: {error}")
+        self._tell(error)
         if self._stopping.wait(pause_s):
             raise Stopped
 

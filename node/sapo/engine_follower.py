@@ -30,7 +30,7 @@ from shoal.node.sapo.tasks import Task, TaskSource
 from shoal.node.sapo.turns import context_of
 from shoal.node.state.store import disk_errors
 from shoal.node.workloads.causal_lm_model import EXPORT_FOLDER
-from shoal.protocol.errors import ConfigError, LocalError
+from shoal.protocol.errors import ConfigError, LocalError, NetworkError, RemoteError
 
 FOLDER = "engine"
 """Beside the agent's other files: the policy that the engine was told to load, by its version."""
@@ -63,6 +63,8 @@ class FollowingSampler(Sampler):
         self._data_dir = Path(begin.averages)
         self._folder = Path(begin.folder) / FOLDER
         self._loaded: int | None = None
+        self._lies: int | None = None
+        """The policy whose files lie whole where the engine is to read them."""
         self._policy = ""  # as the engine names what it loaded
         super().__init__(begin, line, source=source, scorer=scorer)
 
@@ -74,7 +76,8 @@ class FollowingSampler(Sampler):
                 while True:
                     self._line.rest()
                     beside.refresh()
-                    self._hand_over()
+                    while not self._hand_over():
+                        beside.refresh()
                     report = self._make_round(pool)
                     if not beside.count(report, group_size=self._begin.rollouts.group_size):
                         break
@@ -83,18 +86,27 @@ class FollowingSampler(Sampler):
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _hand_over(self) -> None:
-        """Have the engine stand on the newest policy. Raises Stopped, StorageError."""
+    def _hand_over(self) -> bool:
+        """Have the engine stand on the newest policy; False if it did not take it. Raises Stopped, StorageError."""
         version = self._held.version
         if version is None or version == self._loaded:
-            return
+            return True
         folder = self._folder / str(version)
-        with disk_errors(self._folder):
-            shutil.rmtree(self._folder, ignore_errors=True)  # what the engine has read lies in its memory
-            folder.mkdir(parents=True)
-            self._exported.export(folder)
-        self._policy = self._client.load((folder / EXPORT_FOLDER).absolute(), version)
-        self._loaded = version
+        if version != self._lies:
+            with disk_errors(self._folder):
+                shutil.rmtree(self._folder, ignore_errors=True)  # what the engine has read lies in its memory
+                folder.mkdir(parents=True)
+                self._exported.export(folder)
+            self._lies = version
+        try:
+            self._policy = self._client.load((folder / EXPORT_FOLDER).absolute(), version)
+        except NetworkError:
+            return False
+        except RemoteError:  # perhaps for what became of the files
+            self._lies = None
+            return False
+        self._loaded, self._lies = version, None
+        return True
 
     def _prompt(self, task: Task, said: Sequence[str], replies: Sequence[str]) -> Prompt | None:
         """The tokens that trainers have for it, a chat template's among them."""

@@ -126,10 +126,29 @@ class Judge:
                 judged.append(one)
                 continue
             judgement = self._weigh_or_refuse(one, self._scores(one))
-            if judgement.group is not None and self.replay is not None and one.offer.digest in to_replay:
-                judgement = _replayed(judgement, judgement.group, self.replay)
+            if judgement.group is not None:
+                judgement = self._with_proof(one, judgement, judgement.group, replays=one.offer.digest in to_replay)
             judged.append(judgement._replace(question=one.task.question))
         return judged
+
+    def _with_proof(self, one: _Opened, judgement: Judgement, group: JudgedGroup, *, replays: bool) -> Judgement:
+        """The judgement once its texts were compared with others', and its tokens gone through where that is due.
+
+        Where draws are assigned anybody can foretell an honest one's texts, and announce them first: so whose tokens
+        are those that it had to draw has copied nobody, and what was refused is nobody's.
+        """
+        peer, texts = one.offer.origin, _comparable(one.task, one.group.completions)
+        copied = [text for text in texts if self._texts.is_anothers(text, peer, one.offer.order)]
+        is_copy = 2 * len(copied) > len(one.group.completions) and len(set(copied)) >= COPIES_LEAST
+        if self.replay is not None and (replays or is_copy):
+            judgement = _replayed(judgement, group, self.replay)
+        found = judgement.verdict.replayed
+        if is_copy and judgement.group is not None and (found is None or found.doubt > 0):
+            return _refusal(RolloutError("completions of somebody else", reason=Reason.COPIED, peer=peer))
+        if judgement.group is not None:
+            for text in texts:
+                self._texts.note(text, peer, one.offer.order)
+        return judgement
 
     def note_own(self, task: Task, texts: Sequence[str]) -> None:
         """Remember completions that this node announced itself: whoever offers them as its own has copied them."""
@@ -204,12 +223,6 @@ class Judge:
             )
         if variance <= VARIANCE_LEAST:
             raise RolloutError("rewards that do not vary", reason=Reason.NO_VARIANCE, peer=peer)
-        texts = _comparable(one.task, one.group.completions)
-        copied = [text for text in texts if self._texts.is_anothers(text, peer, one.offer.order)]
-        if 2 * len(copied) > len(one.group.completions) and len(set(copied)) >= COPIES_LEAST:
-            raise RolloutError("completions of somebody else", reason=Reason.COPIED, peer=peer)
-        for text in texts:
-            self._texts.note(text, peer, one.offer.order)
         return JudgedGroup(
             task=one.task,
             texts=one.group.completions,
@@ -232,6 +245,9 @@ def _replayed(judgement: Judgement, group: JudgedGroup, replay: Replay) -> Judge
         found = replay(group)
     except RolloutError as error:
         return _refusal(error)
+    except Exception as error:  # the boundary: a group may be longer than this node has memory for
+        logger.error("a group of %s cannot be gone through here: %s", group.origin, error)
+        return Judgement(Verdict(blamed=False, refused=Reason.UNSCORED))
     if found.is_proof:
         logger.info("a group of %s is not of the policy that it names: %s", group.origin, found)
         return Judgement(Verdict(refused=Reason.OTHER_POLICY, blamed=False, replayed=found))

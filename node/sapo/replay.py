@@ -28,6 +28,8 @@ from shoal.protocol.wire import SwarmId
 
 SHARE: Final = 2
 """Of so many completions one is gone through, and one of each group at least."""
+VALUES_AT_ONCE: Final = 1 << 23
+"""Of all tokens' probabilities, in some 40 bytes each: how long its completions are, and how many, a peer says."""
 TOLERANCE: Final = 5e-3
 """A number may be so far outside of where its token is drawn: of probability, what machines differ by."""
 
@@ -80,11 +82,13 @@ class Replayer:
             raise RolloutError("a policy that is not here (any more)", reason=Reason.STALE, peer=group.origin)
         claims = self._claims(group)
         samples = [claim.sample for claim in claims]
+        longest = max(len(sample.prompt) + len(sample.completion) for sample in samples)
+        together = max(1, min(self._together, VALUES_AT_ONCE // (longest * self._policy.vocabulary)))
         with self._past.standing_on(group.policy_version):
             spans = [
                 span
-                for begin in range(0, len(samples), self._together)
-                for span in self._policy.drawn_by(samples[begin : begin + self._together])
+                for begin in range(0, len(samples), together)
+                for span in self._policy.drawn_by(samples[begin : begin + together])
             ]
         origin = group.origin
         assert origin is not None

@@ -97,21 +97,21 @@ class Sandbox:
         """Have the process ready; done by `score` too. Raises ConfigError, one line, where it cannot run."""
         if self._process is not None:
             return
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-s", sandbox_process.__file__],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
-        )
         try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-s", sandbox_process.__file__],
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+            )
             reply = self._ask(self._begin, START_LIMIT_S)
-        except LocalError as error:
+        except (LocalError, OSError) as error:
             self.close()
             raise ConfigError(
-                f"the process that scores tasks does not start: {error}; free memory or processes"
+                f"the process that scores tasks does not start: {error}; free memory, processes or open files"
             ) from error
         if isinstance(reply, Ready):
             return

@@ -192,7 +192,7 @@ SAPO: tuple[Bug, ...] = (
         "another's completions are gone through at once, however many they are",
         "tests/node/sapo/test_replay.py"
         "::test_no_more_completions_are_in_memory_than_a_node_wants_and_as_many_tokens_are_missed",
-        "for begin in range(0, len(samples), self._together)",
+        "for begin in range(0, len(samples), together)",
         "for begin in range(0, len(samples), COMPLETION_LIMIT)",
     ),
     bug(
@@ -316,8 +316,8 @@ SAPO: tuple[Bug, ...] = (
     bug(
         "one long text that another wrote too makes a group a copy",
         "tests/node/sapo/test_judge.py::test_group_is_a_copy_if_most_of_its_texts_are_different_ones_of_somebody_else",
-        "if 2 * len(copied) > len(one.group.completions) and ",
-        "if 2 * len(copied) > len(texts) and ",
+        "is_copy = 2 * len(copied) > len(one.group.completions) and ",
+        "is_copy = 2 * len(copied) > len(texts) and ",
     ),
     bug(
         "one sentence over and over makes a group a copy",
@@ -825,7 +825,7 @@ SAPO: tuple[Bug, ...] = (
     ),
     bug(
         "an engine that does not take a policy is taken to have it",
-        "tests/node/sapo/test_engine_client.py::test_engine_is_asked_to_load_until_it_says_what_it_has",
+        "tests/node/sapo/test_engine_client.py::test_engine_that_was_asked_to_load_says_what_it_has_or_why_it_has_not",
         'raise RemoteError("it does not say which policy it has loaded")',
         'return ""',
     ),
@@ -869,5 +869,61 @@ SAPO: tuple[Bug, ...] = (
         "tests/swarm/test_rollouts.py::test_quota_of_bytes_bounds_what_one_peer_is_told_of_offers_and_nobody_else",
         "await self._send(stream, encode_batch(batch))",
         "await stream.send(encode_batch(batch), deadline_s=CATCH_UP_DEADLINE_S)",
+    ),
+    bug(
+        "who is foretold by a liar is a copier",
+        "tests/node/sapo/test_judge.py::test_who_drew_what_another_announced_first_has_copied_nobody",
+        "if self.replay is not None and (replays or is_copy):",
+        "if self.replay is not None and replays:",
+    ),
+    bug(
+        "who announces first what others are going to draw is not gone through",
+        "tests/node/sapo/test_judge.py::test_who_drew_what_another_announced_first_has_copied_nobody",
+        "if is_copy and judgement.group is not None and (found is None or found.doubt > 0):",
+        "if is_copy and judgement.group is not None and found is None:",
+    ),
+    bug(
+        "texts of a refused group are its origin's",
+        "tests/node/sapo/test_judge.py::test_texts_of_a_refused_group_are_nobodys",
+        """
+        if judgement.group is not None:
+            for text in texts:
+        """,
+        """
+        if True:
+            for text in texts:
+        """,
+    ),
+    bug(
+        "a group for which there is no memory ends the judge",
+        "tests/node/sapo/test_judge.py"
+        "::test_group_that_there_is_no_memory_to_go_through_is_nobodys_fault_and_ends_no_judge",
+        "except Exception as error:  # the boundary: a group may be longer than this node has memory for",
+        "except NotImplementedError as error:",
+    ),
+    bug(
+        "as much is gone through at once as a peer has in a group",
+        "tests/node/sapo/test_replay.py"
+        "::test_no_more_completions_are_in_memory_than_a_node_wants_and_as_many_tokens_are_missed",
+        "together = max(1, min(self._together, VALUES_AT_ONCE // (longest * self._policy.vocabulary)))",
+        "together = self._together",
+    ),
+    bug(
+        "an engine that refuses a policy is given no newer one",
+        "tests/node/sapo/test_engine_follower.py::test_engine_that_refuses_a_policy_is_given_the_next_one",
+        "except RemoteError:  # perhaps for what became of the files",
+        "except NotImplementedError:",
+    ),
+    bug(
+        "a machine without room for a process ends the agent",
+        "tests/node/sapo/test_sandbox.py::test_machine_without_room_for_a_process_is_told_of_in_one_line",
+        "except (LocalError, OSError) as error:",
+        "except LocalError as error:",
+    ),
+    bug(
+        "of an engine that is too slow nobody hears",
+        "tests/node/sapo/test_engine_client.py::test_slow_engine_costs_the_group_and_one_that_trickles_does_too",
+        'self._tell(f"a group took it more than {self._deadline_s:g} s; let it be faster, or draw fewer tokens")',
+        "pass",
     ),
 )

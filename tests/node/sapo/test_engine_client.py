@@ -22,6 +22,7 @@ from shoal.node.sapo.completions import (
 )
 from shoal.node.sapo.daemon_line import Stopped
 from shoal.node.sapo.engine_client import CHANGE_LIMIT, FAULT_LIMIT, EngineClient
+from shoal.protocol.errors import RemoteError
 from shoal.protocol.manifest_rollouts import COMPLETION_TOKENS_LIMIT
 from tests.node.sapo.scripted_engine import Act, ScriptedEngine, answer, completions, http, raw
 
@@ -69,11 +70,14 @@ def test_group_is_drawn_with_a_seed_and_has_tokens_texts_and_policy() -> None:
     assert lab.told == []
 
 
-def test_engine_is_asked_to_load_until_it_says_what_it_has() -> None:
+def test_engine_that_was_asked_to_load_says_what_it_has_or_why_it_has_not() -> None:
     busy, unknown = answer({}, 503), answer({"error": {"message": "no such folder"}}, 400)
     script = [busy, unknown, answer({"id": "tiny"}), answer([]), answer({"weight_version": "7-3f"})]
     with ScriptedEngine(script, then=TWO) as engine:
         lab = Lab(engine.address)
+        for error in (RemoteError, RemoteError, RemoteError, RemoteError):
+            with pytest.raises(error):
+                lab.client.load(Path("/models/7"), 7)
         assert lab.client.load(Path("/models/7"), 7) == "7-3f"
     assert engine.asked == [{"model": "/models/7", "version": 7}] * 5
     said = [text.partition(": ")[2] for text in lab.told]
@@ -132,8 +136,11 @@ def test_completions_of_two_policies_are_never_in_one_group() -> None:
 def test_group_of_an_engine_that_has_another_policy_each_time_is_given_up() -> None:
     flickering = [completions("a", policy=str(at % 2)) for at in range(100)]
     with ScriptedEngine(flickering, then=TWO) as engine:
-        assert Lab(engine.address).client.group("?", 3, 0) is None
+        lab = Lab(engine.address)
+        assert lab.client.group("?", 3, 0) is None
         assert len(engine.asked) == 2 * (CHANGE_LIMIT + 1)
+    (told,) = lab.told
+    assert told.endswith(f": it named another policy {CHANGE_LIMIT + 1} times amid a group")
 
 
 UNFINISHED = {"index": 0, "text": "a", "finish_reason": None}
@@ -203,8 +210,9 @@ def test_slow_engine_costs_the_group_and_one_that_trickles_does_too() -> None:
         engine.then = engine.hang
         lab = Lab(engine.address, deadline_s=0.3)
         assert lab.client.group("?", 2, 0) is None
-        assert all("no answer within 0.3 s" in text for text in lab.told)
-        assert lab.told
+        *slow, last = lab.told
+        assert all("no answer within 0.3 s" in text for text in slow)
+        assert last.endswith(": a group took it more than 0.3 s; let it be faster, or draw fewer tokens")
     with ScriptedEngine([], then=TWO) as engine:
         engine.then = lambda stream, asked: trickle(stream, asked)
         lab = Lab(engine.address, deadline_s=0.3)

@@ -20,7 +20,7 @@ from shoal.node.sapo.policies import PolicyLimits
 from shoal.node.sapo.scoring import Scorer
 from shoal.node.sapo.tasks import Config, Task, TaskChoice, TaskSource
 from shoal.node.workloads.causal_lm_model import EXPORT_FOLDER
-from shoal.protocol.errors import ConfigError
+from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from tests.node.sapo.sums import SUMS, sum_task
 from tests.node.sapo.test_agent_process import begin
 from tests.node.sapo.test_daemon_line import Line
@@ -125,6 +125,29 @@ def test_engine_is_handed_what_is_new_and_what_another_policy_drew_is_thrown_awa
         assert again is not None
         assert one._scored(task, again) is not None
     assert [path.name for path in (tmp_path / "agent" / engine_follower.FOLDER).iterdir()] == ["7"]
+
+
+def test_engine_that_refuses_a_policy_is_given_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_follower, "load_policy", lambda name, options: Factory())
+    one, engine = sampler(tmp_path), Engine()
+    one._client = engine  # type: ignore[assignment]
+    taken, errors = engine.load, [NetworkError("away"), RemoteError("damaged"), RemoteError("damaged")]
+
+    def load(model: Path, version: int) -> str:
+        policy = taken(model, version)
+        if errors:
+            raise errors.pop(0)
+        return policy
+
+    engine.load = load  # type: ignore[method-assign]
+    one._held.version = 7
+    assert [one._hand_over() for _ in range(2)] == [False, False]
+    assert engine.loaded == [("1", 7), ("1", 7)], "what lies there whole is not written again"
+    one._held.version = 8
+    assert [one._hand_over() for _ in range(2)] == [False, True]
+    assert engine.loaded[2:] == [("2", 8), ("3", 8)], "what was refused may be damaged"
+    assert one._hand_over()
+    assert len(engine.loaded) == 4
 
 
 class Parrot(Dialogue):

@@ -176,6 +176,37 @@ def test_long_texts_of_somebody_else_are_copies_even_where_they_are_right() -> N
     assert accepts(judge, *offer_of(group_of(ALICE, 2, texts=["right", "wrong"]), (1.0, 0.0)))
 
 
+@pytest.mark.parametrize(("missed", "refused"), [(0, None), (1, None), (6, Reason.COPIED), (200, Reason.OTHER_POLICY)])
+def test_who_drew_what_another_announced_first_has_copied_nobody(missed: int, refused: Reason | None) -> None:
+    """What an honest one is going to draw can be foretold: a liar announced it, and is refused itself or not."""
+    judge = by_length()
+    judge.replay = lambda group: Replayed(tokens=400, missed=missed if group.origin == BOB else 0)
+    assert accepts(judge, *offer_of(group_of(ALICE, texts=LONG_TEXTS), (1.0, 0.0)))
+    verdict, _ = judged(judge, *offer_of(group_of(BOB, texts=LONG_TEXTS), (1.0, 0.0), order=10))
+    assert verdict.refused == refused
+
+
+def test_texts_of_a_refused_group_are_nobodys() -> None:
+    judge = by_length()
+    judge.replay = lambda group: Replayed(tokens=400, missed=200)
+    offer = offer_of(group_of(ALICE, texts=LONG_TEXTS), (1.0, 0.0))
+    (lie,) = judge.judge([offer], to_replay={offer[0].digest})
+    assert lie.verdict.refused == Reason.OTHER_POLICY
+    judge.replay = None
+    assert accepts(judge, *offer_of(group_of(BOB, texts=LONG_TEXTS), (1.0, 0.0), order=10))
+
+
+def test_group_that_there_is_no_memory_to_go_through_is_nobodys_fault_and_ends_no_judge() -> None:
+    def replay(group: JudgedGroup) -> Replayed:
+        raise RuntimeError("can't allocate memory")
+
+    judge = new_judge()
+    judge.replay = replay
+    offer = offer_of(group_of(ALICE))
+    (one,) = judge.judge([offer], to_replay={offer[0].digest})
+    assert (one.group, one.verdict) == (None, Verdict(refused=Reason.UNSCORED, blamed=False))
+
+
 LONG_TEXTS = ["a" * 101, "b" * 102]
 SHORT_TEXTS = ["-", "no", "yes", "odd!", "fifth"]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.node.sapo import replay as replay_module
 from shoal.node.sapo.char_policy import END, CharModelSettings, CharPolicy
 from shoal.node.sapo.generation import GroupGenerator
 from shoal.node.sapo.groups import JudgedGroup
@@ -241,3 +242,7 @@ def test_no_more_completions_are_in_memory_than_a_node_wants_and_as_many_tokens_
     monkeypatch.setattr(trainer.policy, "drawn_by", counting)
     assert [replayer(trainer, together=3).replay(group) for group in groups] == found
     assert passes == [3, 1] * len(groups)
+    passes.clear()
+    monkeypatch.setattr(replay_module, "VALUES_AT_ONCE", 1)
+    assert [replayer(trainer).replay(group) for group in groups] == found
+    assert passes == [1] * 4 * len(groups), "however many its origin has in a group, and however long"

@@ -45,6 +45,17 @@ def source() -> TaskSource:
     return TaskSource([TaskChoice(family=family, config={}) for family in (Executes(), ImportsLate(), Unmakeable())])
 
 
+def test_machine_without_room_for_a_process_is_told_of_in_one_line(
+    source: TaskSource, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **options: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with OwnScorer(source) as scorer, pytest.raises(ConfigError, match=r"does not start: .*Too many open files; free"):
+        scorer.score_each([(tasks[0], HONEST)])
+
+
 @pytest.fixture(scope="module")
 def tasks(source: TaskSource) -> list[Task]:
     return [source.families["executes"].make({}, seed, 0) for seed in range(3)]
