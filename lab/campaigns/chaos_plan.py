@@ -165,7 +165,8 @@ def programs_of(seed: int, number: int) -> dict[int, Program]:
 def _size(drawn: Sequence[Card], company: Company, draw: random.Random) -> int:
     """Number of nodes that survive these moves, and some more."""
     if company == "liar":  # more than two thirds of the voters have to be there, and a voter never is none any more
-        lost = sum(kind in ("kill", "leave", "continue", "heal") for kind, _ in drawn)
+        # Until it starts on its disk anew, what one computes may be wrong whose state was corrupted: it lies too.
+        lost = sum(kind in ("kill", "leave", "continue", "heal", "corrupt") for kind, _ in drawn)
         return 3 * (LIARS + lost) + 1
     losses = sum(kind in LOSING for kind, _ in drawn)
     few, some, more = NODES

@@ -165,7 +165,7 @@ def test_a_liar_is_among_as_many_voters_as_withstand_it_and_what_else_strikes() 
         founders = [Identity.from_seed(bytes([index] * 32)).peer_id for index in range(scenario.nodes)]
         voting = swarm.testnet_manifest(scenario, founders).voting
         assert (voting.faults, voting.named) == (FaultModel.LYING, tuple(sorted(founders)))
-        gone = {fault.node for fault in scenario.faults if fault.kind in ("kill", "leave", "continue")}
+        gone = {fault.node for fault in scenario.faults if fault.kind in ("kill", "leave", "continue", "corrupt")}
         there = set(range(scenario.nodes - 1)) - gone
         assert are_enough(len(there), scenario.nodes, FaultModel.LYING)
         assert scenario.nodes - 1 not in {fault.node for fault in scenario.faults}
