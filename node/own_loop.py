@@ -430,6 +430,8 @@ class Swarm:
         buffers that travel, is changed back. Of several ranks each makes this call; where one fails inside, nothing is
         changed back, as the others may never come.
         """
+        if not hasattr(self, "_accounts"):
+            raise ConfigError("at_anchor() comes after joining: call it within `with join(...) as swarm:`")
         with self._anchored(lambda: self._ranks.call("at_anchor", self._proceed)):
             yield self._model
 

@@ -52,6 +52,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Join the swarm. Raises ConfigError, NetworkError."""
+        self._leave()  # what failed before, or is tried again with smaller batches, did not come to its end
         model = parts["model"]
         self._hook = model.register_forward_hook(self._saw_batch, with_kwargs=True)
         self.swarm = join(model, parts["optimizer"], self._manifest, **self._settings)
@@ -84,8 +85,12 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
 
     def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Leave the swarm."""
+        self._leave()
+
+    def _leave(self) -> None:
         if self._hook is not None:
             self._hook.remove()
+            self._hook = None
         if self.swarm is not None:
             self.swarm.close()
 

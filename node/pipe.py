@@ -115,6 +115,11 @@ class Framing:
             yield frame
 
 
+def limit_sends(connection: socket.socket, seconds: int) -> None:
+    """Have what is sent over it raise OSError if the other end takes nothing for so long; who reads waits on."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))
+
+
 class FrameSocket:
     """Frames over a connected socket; one thread receives, any sends.
 

@@ -32,7 +32,7 @@ from shoal.node.loops.loop_messages import (
     trainer_socket_path,
     unpack_answer,
 )
-from shoal.node.pipe import FrameSocket, Pause, Resume, Stop
+from shoal.node.pipe import FrameSocket, Pause, Resume, Stop, limit_sends
 from shoal.node.training import shared_tensors
 from shoal.node.training.shared_tensors import Vector
 from shoal.node.training.trainer_messages import (
@@ -54,6 +54,9 @@ from shoal.protocol.errors import ConfigError, LocalError, NetworkError
 
 ORDER_LIMIT = 4096
 """Orders waiting for the loop. A round brings about four, so it is far more than a loop misses in a day."""
+
+SEND_DEADLINE_S = 30
+"""A daemon that takes nothing for so long, stopped or hung, is gone for the loop."""
 
 
 class NoDaemon(NetworkError):
@@ -200,7 +203,8 @@ def attach(data_dir: Path, *, layout: Layout, metric: str, device: str) -> LoopC
             raise LocalError(f"the daemon's memory is for {numel} values, the model has {layout.numel}")
         contribution = shared_tensors.attach(memory, numel)
         channel.send(Attached())
-        channel.connection.settimeout(None)
+        channel.connection.settimeout(None)  # what is ordered may take as long as it likes to come
+        limit_sends(channel.connection, SEND_DEADLINE_S)
     except TimeoutError:
         channel.close()
         raise NetworkError(f"the node on {data_dir} does not answer; look at its log") from None

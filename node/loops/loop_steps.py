@@ -27,7 +27,12 @@ def bare(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises ConfigError if the optimizer moves none of the model."""
+    """Raises ConfigError if the optimizer moves none of the model, or is none."""
+    if not hasattr(optimizer, "param_groups"):
+        raise ConfigError(
+            f"join() takes one optimizer, not a {type(optimizer).__name__}; of several give the one that steps last: "
+            "its steps are counted"
+        )
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     moved = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if not trained:

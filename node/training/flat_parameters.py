@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 from operator import itemgetter
 from typing import Final, Protocol
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 from shoal.collectives.spans import VALUE_LIMIT
 from shoal.node.training.trainer_messages import PARAMETERS_LIMIT, Layout
@@ -159,6 +160,29 @@ class HostFlat(ABC):
         """Copy the parameters into `out`, and return it."""
 
 
+def _check_apart(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raises ConfigError where two parameters are of the same memory: what is applied to one would be to both."""
+    last, end = "", (0, 0)
+    for begin, stop, name in sorted(_memory_of(name, value) for name, value in parameters.items() if value.numel()):
+        if begin[0] and begin[0] == end[0] and begin[1] < end[1]:
+            raise ConfigError(
+                f"parameters {last!r} and {name!r} share memory; make them one parameter, say "
+                "`head.weight = embedding.weight`"
+            )
+        last, end = name, max(end, stop)
+
+
+def _memory_of(name: str, value: torch.Tensor) -> tuple[tuple[int, int], tuple[int, int], str]:
+    """Where its storage lies, 0 where that cannot be told, with its first value there and the one past its last."""
+    try:
+        storage = value.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor that is none by itself, as of several processes
+        storage = 0
+    first = int(value.storage_offset()) if storage else 0
+    extent = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
+    return (storage, first), (storage, first + extent), name
+
+
 class FlatParameters:
     """Copies between a model, on any device, and host vectors ``(numel,) float32``.
 
@@ -174,14 +198,23 @@ class FlatParameters:
         """
         named = dict(model.named_parameters())  # torch lists a tied parameter once
         travelling = sorted(
-            name for name, value in named.items() if value.is_floating_point() and (frozen or value.requires_grad)
+            name
+            for name, value in named.items()
+            if (value.is_floating_point() or value.is_complex()) and (frozen or value.requires_grad)
         )
         for name in travelling:
+            if isinstance(named[name], UninitializedParameter):
+                raise ConfigError(f"parameter {name!r} has no shape yet; run the model on a batch before")
+            if named[name].is_complex():
+                raise ConfigError(
+                    f"parameter {name!r} is {named[name].dtype}; make it of two in float32 (`torch.view_as_complex`)"
+                )
             if named[name].dtype != torch.float32:
                 raise ConfigError(
                     f"parameter {name!r} is {named[name].dtype}; keep parameters in float32, and use torch.autocast "
                     "around the loss for lower precision"
                 )
+        _check_apart({name: named[name] for name in travelling})
         buffers = _travelling_buffers(model)
         if not 0 < len(travelling) <= PARAMETERS_LIMIT - len(buffers):
             raise ConfigError(

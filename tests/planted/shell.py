@@ -622,4 +622,22 @@ SHELL: tuple[Bug, ...] = (
         "member.awaited, lambda: member.rests",
         "member.awaited, lambda: False",
     ),
+    bug(
+        "what a round changes of one parameter is changed again where another lies in the same memory",
+        "tests/node/training/test_flat_parameters.py::test_what_would_be_changed_twice_or_not_at_all_is_refused",
+        "if begin[0] and begin[0] == end[0] and begin[1] < end[1]:",
+        "if False:",
+    ),
+    bug(
+        "complex parameters stay out of the exchange in silence",
+        "tests/node/training/test_flat_parameters.py::test_what_would_be_changed_twice_or_not_at_all_is_refused",
+        "if (value.is_floating_point() or value.is_complex()) and (frozen or value.requires_grad)",
+        "if value.is_floating_point() and (frozen or value.requires_grad)",
+    ),
+    bug(
+        "a loop waits for ever for a daemon that was stopped",
+        "tests/node/loops/test_loop_steps.py::test_who_takes_nothing_is_sent_to_for_a_while_and_no_longer",
+        'connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))',
+        "connection.settimeout(None)",
+    ),
 )

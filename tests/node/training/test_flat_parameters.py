@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from shoal.node.training import accounts
 from shoal.node.training.accounts import changed
 from shoal.node.training.flat_parameters import DeviceCopies, FlatParameters, HostCopy
+from shoal.protocol.errors import ConfigError
 
 SHAPES = ((3, 4), (1,), (5,), (2, 3, 2), (7,))
 
@@ -131,3 +134,35 @@ def test_copies_from_a_gpu_go_through_page_locked_memory_beside_its_work() -> No
     assert copy.here
     assert copy.wait().is_pinned()
     assert not other.any()
+
+
+class Two(torch.nn.Module):
+    """Two parameters, of these values."""
+
+    def __init__(self, one: torch.Tensor, other: torch.Tensor) -> None:
+        super().__init__()
+        self.one, self.other = torch.nn.Parameter(one), torch.nn.Parameter(other)
+
+
+WHOLE = torch.zeros(10)
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (lambda: Two(WHOLE, WHOLE.view(2, 5)), "parameters 'one' and 'other' share memory; make them one parameter"),
+        (lambda: Two(WHOLE[:6], WHOLE[5:]), "parameters 'one' and 'other' share memory"),
+        (lambda: Two(WHOLE[5:], WHOLE), "parameters 'other' and 'one' share memory"),
+        (lambda: Two(WHOLE, torch.zeros(2, dtype=torch.complex64)), r"'other' is torch.complex64; make it of two"),
+        (lambda: torch.nn.LazyLinear(3), "parameter 'bias' has no shape yet; run the model on a batch before"),
+    ],
+    ids=["the same", "a part", "within", "complex", "lazy"],
+)
+def test_what_would_be_changed_twice_or_not_at_all_is_refused(model: Callable[[], torch.nn.Module], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        FlatParameters(model(), frozen=False)
+
+
+def test_parts_of_one_memory_are_parameters_like_others() -> None:
+    assert FlatParameters(Two(WHOLE[:5], WHOLE[5:])).layout.numel == 10
+    assert FlatParameters(Two(torch.zeros(0), torch.zeros(4))).layout.numel == 4
