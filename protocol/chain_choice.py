@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from shoal.protocol.chain import Chain
@@ -32,10 +33,6 @@ SETTLE_S: Final = 2.0
 """Seconds for which peers that are known and not linked yet are waited for, once."""
 HEADS_TIMEOUT_S: Final = 2.0
 """After the first peer said how long its chain is, the others have this long to be counted."""
-WHOLE_S: Final = 10.0
-"""A chain that is not here whole by then is fetched of the next peer too, and so on."""
-OTHERS_TIMEOUT_S: Final = 60.0
-"""After one of the others showed whether its chain parts from the first, the rest have this long."""
 ASKED_LIMIT: Final = 32
 """Peers whose chains are compared."""
 REFUSED_LIMIT_PEERS: Final = 256
@@ -93,26 +90,17 @@ class ChainChoice:
         parts: dict[PeerId, ChainPart] = yield from self._first_parts()
         order = sorted(parts, key=lambda peer: (-parts[peer].head, peer))
         found: dict[str, Chain] = {}
-        left = dict.fromkeys(order)
-
-        def fetch_first(peer: PeerId) -> Steps:
+        for place, peer in enumerate(order):
             yield from self._fetch(parts, None, found, peer)
-            left.pop(peer)
-            return 0.0 if found else None
-
-        def fetch_other(peer: PeerId) -> Steps:
-            yield from self._fetch(parts, longest, found, peer)
-            return OTHERS_TIMEOUT_S
-
-        yield self._of_each(order, fetch_first, apart_s=WHOLE_S)
-        if found:
-            longest = next(iter(found.values()))
-            yield self._of_each(left, fetch_other)
+            if found:
+                longest = next(iter(found.values()))
+                yield self._of_each(order[place + 1 :], partial(self._fetch, parts, longest, found))
+                break
         return found
 
-    def _of_each(self, peers: Iterable[PeerId], steps: Callable[[PeerId], Steps], *, apart_s: float = 0.0) -> InTurn:
-        """All at once, unless they are apart."""
-        return InTurn(tuple(peers), lambda peer: Errand(steps(peer), self._clock), apart_s=apart_s)
+    def _of_each(self, peers: Iterable[PeerId], steps: Callable[[PeerId], Steps]) -> InTurn:
+        """All at once."""
+        return InTurn(tuple(peers), lambda peer: Errand(steps(peer), self._clock), apart_s=0.0)
 
     def _first_parts(self) -> Steps:
         """The first that each linked peer has beyond what is here, and how many it has in all."""

@@ -2178,18 +2178,4 @@ PROTOCOL: tuple[Bug, ...] = (
         "makes_up = any(not self._may_join(one.peer) for one in enlisted_in(value))",
         "makes_up = False",
     ),
-    bug(
-        "who claims the longest chain is waited for alone",
-        "tests/protocol/test_chain_choice.py"
-        "::test_who_serves_an_entry_every_ten_seconds_keeps_a_newcomer_waiting_for_a_minute_at_most",
-        "yield self._of_each(order, fetch_first, apart_s=WHOLE_S)",
-        "yield self._of_each(order, fetch_first, apart_s=1e9)",
-    ),
-    bug(
-        "who may have another chain is waited for as long as it likes",
-        "tests/protocol/test_chain_choice.py"
-        "::test_who_serves_an_entry_every_ten_seconds_keeps_a_newcomer_waiting_for_a_minute_at_most",
-        "return OTHERS_TIMEOUT_S",
-        "return None",
-    ),
 )

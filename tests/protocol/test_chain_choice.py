@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from shoal.node.state.errands import carry_out
 from shoal.protocol import chain_choice
 from shoal.protocol.chain import Chain
-from shoal.protocol.chain_choice import OTHERS_TIMEOUT_S, WHOLE_S, ChainChoice, check_link
+from shoal.protocol.chain_choice import ChainChoice, check_link
 from shoal.protocol.errands import AskEntries, AwaitLinks, Clock, Errand, LookElsewhere, Warn
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.forks import Checkpoint
@@ -90,34 +90,6 @@ def test_newcomer_takes_the_longest_of_chains_that_agree() -> None:
     peers = Peers({A: real.up_to(3), B: real, C: real.up_to(0)})
     assert chosen(peers, peers.choice(real.up_to(0))) == list(real.entries)
     assert len(peers.asked) < 12
-
-
-@pytest.mark.parametrize("claims_a_fork", [False, True])
-def test_who_serves_an_entry_every_ten_seconds_keeps_a_newcomer_waiting_for_a_minute_at_most(
-    claims_a_fork: bool,
-) -> None:
-    """It claims the longest chain of all, or says later that its chain is another."""
-    real = chain_of(20)
-    fake, liar = invented(real, 0, rounds=1), PeerId("liar")
-
-    class Trickling(Peers):
-        async def ask(self, request: AskEntries) -> ChainPart:
-            if request.peer != liar:
-                return await super().ask(request)
-            await trio.sleep(0.01 if request.after == 0 else 9.9)
-            if claims_a_fork and request.rebases > 10**6:  # only where it is looked where two chains part
-                return ChainPart(certificates=fake.after(request.after, 1, None), head=fake.height)
-            return ChainPart(certificates=real.after(request.after, 1, request.rebases), head=10**9)
-
-    peers = Trickling({A: real, B: real, liar: real})
-
-    async def timed() -> tuple[list[Entry], float]:
-        began = trio.current_time()
-        return await peers.choose(peers.choice(real.up_to(0))), trio.current_time() - began
-
-    entries, took_s = trio.run(timed, clock=MockClock(autojump_threshold=0))
-    assert entries == list(real.entries)
-    assert took_s <= WHOLE_S + OTHERS_TIMEOUT_S + 1.0
 
 
 @pytest.mark.parametrize("height", [0, 2, 4])
