@@ -24,6 +24,7 @@ or, beside a relay that speaks against the lead, somebody who has left already (
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import ceil
 from typing import TypeVar
 
 import msgspec
@@ -304,7 +305,7 @@ class Accusations:
                 if one in gone and (judged or len(against.get(one, ())) >= _relays_needed(living)):
                     found.add(one)
         accusers = _accusers(said)
-        two = {p for p in found if _are_two(plan, p, accusers.get(p, set()), said, living)}
+        two = {p for p in found if _are_two(plan, p, accusers.get(p, set()), said, living, cut_share=0.0)}
         return found - two - set(suspected)
 
     # -- what relays say ---------------------------------------------------------------------------------------
@@ -495,10 +496,14 @@ def _are_two(
     accusers: set[PeerId],
     said: Mapping[PeerId, Stalled],
     living: Collection[PeerId],
+    cut_share: float = 0.5,
 ) -> bool:
-    """True if these are two voices, and not one liar and one broken link."""
+    """True if these are two voices, and not one liar and one broken link.
+
+    cut_share: of all others, so many are enough whom it accuses back.
+    """
     word = said.get(accused)
     cut = accusers.intersection(() if word is None else (*word.peers, *word.late))
     others = {peer for peer in plan.remaining if peer in living} - {accused}
-    needed = 2 if cut >= others else max(CUT_LEAST, -(-len(others) // 2))
+    needed = 2 if cut >= others else max(CUT_LEAST, ceil(cut_share * len(others)))
     return len(_voices(plan, accused, accusers - cut)) >= 2 or len(_voices(plan, accused, cut)) >= needed

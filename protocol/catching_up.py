@@ -197,9 +197,8 @@ class StateSearch:
         able = peers if certified != NO_HASH else [peer for peer in peers if peer in value.members]
         ranked = self._scores.ranked(able, self.clock.now)[:ASKED_LIMIT]
         held: Holders = yield AskHolders(value, certified, tuple(ranked))
-        for peer in ranked:
-            if peer not in held.found:
-                self._scores.lacked(peer, self.clock.now)
+        for peer in () if held.found else ranked:  # others are asked first the next time
+            self._scores.lacked(peer, self.clock.now)
         # S(0) is what the first founder drew, should the founders differ.
         order = sorted(held.found, key=lambda peer: (peer != value.planner, ranked.index(peer)))
         return {peer: held.found[peer] for peer in order}, held.others

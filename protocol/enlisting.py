@@ -254,17 +254,24 @@ def check_enlisted(value: Value, may_enlist: MayEnlist) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Waiting outside, in one round. admitted: who takes part in it. height: entries of the chain before it."""
+    """Waiting outside, in one round. admitted: who takes part in it. height: entries of the chain before it.
+
+    may_join: whether this swarm admits somebody, as far as this node knows: an invite may have been revoked since.
+    """
 
     admitted: frozenset[PeerId]
     height: int
     may_enlist: MayEnlist
     book: Enlistments
+    may_join: Callable[[PeerId], bool] = bool
 
     def forgotten(self, value: Value) -> frozenset[PeerId]:
         """Those that a value has to take into the line, as far as this node knows, and does not."""
-        return self.book.forgotten(value, self.height, self.may_enlist)
+        return self.book.forgotten(value, self.height, self._is_welcome)
 
     def due(self) -> tuple[Enlisted, ...] | msgspec.UnsetType:
         """Wishes for seats that a value of this node names."""
-        return self.book.due(self.may_enlist) or msgspec.UNSET
+        return self.book.due(self._is_welcome) or msgspec.UNSET
+
+    def _is_welcome(self, peer: PeerId, since: bytes) -> bool:
+        return self.may_join(peer) and self.may_enlist(peer, since)

@@ -40,7 +40,7 @@ from collections.abc import Collection
 from shoal.protocol import timeouts
 from shoal.protocol.facts import RoundFacts
 from shoal.protocol.identity import PeerId
-from shoal.protocol.leading import settle_s
+from shoal.protocol.leading import RELAY_SETTLE_S, settle_s
 from shoal.protocol.messages import Plan
 from shoal.protocol.timeouts import HELD_TIMEOUT_S, SILENCE_S, Since, Timeouts, doubled, in_crowd
 
@@ -48,7 +48,7 @@ VIEW_SYNC_S = 2.0
 """So long a member that has a quorum waits for a lead that it has not met since it was started."""
 ACT_S = 6.0
 """So much longer than those that remain may take to say what they hold (`HELD_TIMEOUT_S`) a lead has to go on without
-whom enough accuse."""
+whom enough accuse, and in a crowd so much more as it waits longer there for these."""
 APART_S = 2.0
 """So long a view has been without the votes that it needs before a member moves: who was lost may be back at once."""
 
@@ -202,8 +202,8 @@ class LeadWatch:
         accused = facts.accusations.believed(plan, facts.alive) - {leader, facts.me}
         may_go = accused if facts.is_quorum(facts.remaining(plan) - accused) else frozenset()
         waited_s = self._others_accused.note(may_go, plan, now)
-        held_s = in_crowd(HELD_TIMEOUT_S, len(plan.participants))
-        return bool(may_go) and waited_s >= doubled(held_s + ACT_S, plan.view)
+        patience_s = in_crowd(HELD_TIMEOUT_S + RELAY_SETTLE_S, len(plan.participants)) + ACT_S - RELAY_SETTLE_S
+        return bool(may_go) and waited_s >= doubled(patience_s, plan.view)
 
     def _led_plan(self, leader: PeerId) -> Plan | None:
         """The plan of this view's lead, if that is another than this member and has planned."""

@@ -162,7 +162,7 @@ def settle_s(facts: RoundFacts, plan: Plan, peer: PeerId) -> float:
 
     It may miss them too, and hear of the plan, or be heard, later than others.
     """
-    if peer in facts.alive and peer not in facts.suspected and facts.accusations.may_answer(plan, peer, facts.alive):
+    if peer in facts.alive - facts.suspected - facts.ahead() and facts.accusations.may_answer(plan, peer, facts.alive):
         return in_crowd(RELAY_SETTLE_S, len(plan.participants))
     return REPLAN_SETTLE_S
 
@@ -226,6 +226,7 @@ class Lead:
             return self._begin_another(plan, frozenset(plan.evicted), now)
         reported, lost = facts.reported(plan), facts.lost(plan)
         self._blamed = {peer: self._blamed.get(peer, now) for peer in facts.blamed(plan)}
+        lost -= {peer for peer in lost if self._may_answer(plan, peer, now)}
         waited_s = self._quorum_reported.note(facts.is_quorum(reported), now)
         if self._quorum_reported.at is not None:
             took_s = self._quorum_reported.at - facts.planned_at
@@ -287,12 +288,15 @@ class Lead:
 
     def _settled(self, plan: Plan, lost: set[PeerId], now: float, view_since: float) -> bool:
         """True if somebody was lost, or the plan is of a lead that was replaced, and a moment passed since."""
-        if plan.view < self._facts.agreement.view and now - view_since >= REPLAN_SETTLE_S:
-            return True
-        return any(now - self._lost_since(p) >= settle_s(self._facts, plan, p) for p in lost)
+        since = [self._facts.dead_since.get(p, self._blamed.get(p, self._facts.planned_at)) for p in lost]
+        if plan.view < self._facts.agreement.view:
+            since.append(view_since)
+        return any(now - at >= REPLAN_SETTLE_S for at in since)
 
-    def _lost_since(self, peer: PeerId) -> float:
-        return self._facts.dead_since.get(peer, self._blamed.get(peer, self._facts.planned_at))
+    def _may_answer(self, plan: Plan, peer: PeerId, now: float) -> bool:
+        """True if it is accused by enough, and its own word is waited for still."""
+        patience_s = settle_s(self._facts, plan, peer)
+        return patience_s > REPLAN_SETTLE_S and now - self._blamed.get(peer, float("-inf")) < patience_s
 
     def _go_on_without(
         self, plan: Plan, lost: set[PeerId], now: float, *, parted: Collection[PeerId] = ()

@@ -844,7 +844,13 @@ class Member:
         chain = self._here.chain
         if chain.admitted is None:
             return None
-        return Outside(admitted=chain.admitted, height=chain.height, may_enlist=chain.may_enlist, book=self.enlistments)
+        return Outside(
+            admitted=chain.admitted,
+            height=chain.height,
+            may_enlist=chain.may_enlist,
+            book=self.enlistments,
+            may_join=self._here.may_join,
+        )
 
     # -- enlisting -------------------------------------------------------------------------------------------
 

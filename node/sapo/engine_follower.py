@@ -63,7 +63,7 @@ class FollowingSampler(Sampler):
         self._data_dir = Path(begin.averages)
         self._folder = Path(begin.folder) / FOLDER
         self._loaded: int | None = None
-        self._lies: int | None = None
+        self._written: int | None = None
         """The policy whose files lie whole where the engine is to read them."""
         self._policy = ""  # as the engine names what it loaded
         super().__init__(begin, line, source=source, scorer=scorer)
@@ -92,20 +92,20 @@ class FollowingSampler(Sampler):
         if version is None or version == self._loaded:
             return True
         folder = self._folder / str(version)
-        if version != self._lies:
+        if version != self._written:
             with disk_errors(self._folder):
                 shutil.rmtree(self._folder, ignore_errors=True)  # what the engine has read lies in its memory
                 folder.mkdir(parents=True)
                 self._exported.export(folder)
-            self._lies = version
+            self._written = version
         try:
             self._policy = self._client.load((folder / EXPORT_FOLDER).absolute(), version)
         except NetworkError:
             return False
         except RemoteError:  # perhaps for what became of the files
-            self._lies = None
+            self._written = None
             return False
-        self._loaded, self._lies = version, None
+        self._loaded, self._written = version, None
         return True
 
     def _prompt(self, task: Task, said: Sequence[str], replies: Sequence[str]) -> Prompt | None:

@@ -82,7 +82,7 @@ class Replayer:
             raise RolloutError("a policy that is not here (any more)", reason=Reason.STALE, peer=group.origin)
         claims = self._claims(group)
         samples = [claim.sample for claim in claims]
-        longest = max(len(sample.prompt) + len(sample.completion) for sample in samples)
+        longest = max(len(sample.completion) for sample in samples)
         together = max(1, min(self._together, VALUES_AT_ONCE // (longest * self._policy.vocabulary)))
         with self._past.standing_on(group.policy_version):
             spans = [

@@ -642,8 +642,26 @@ PROTOCOL: tuple[Bug, ...] = (
     bug(
         "three that do not reach one of many cost it its place",
         "tests/protocol/test_disputes.py::test_member_that_does_not_reach_some_of_many_keeps_its_place",
-        "needed = 2 if cut >= others else max(CUT_LEAST, -(-len(others) // 2))",
+        "needed = 2 if cut >= others else max(CUT_LEAST, ceil(cut_share * len(others)))",
         "needed = 2 if cut >= others else CUT_LEAST",
+    ),
+    bug(
+        "who may yet answer goes along with one who died",
+        "tests/protocol/test_round_stalls.py::test_who_may_yet_answer_does_not_go_along_with_one_who_died",
+        "lost -= {peer for peer in lost if self._may_answer(plan, peer, now)}",
+        "",
+    ),
+    bug(
+        "who is cut off from some and evicted in the end has lost a dispute",
+        "tests/protocol/test_accusations.py::test_who_is_cut_off_from_three_lost_no_dispute",
+        "accusers.get(p, set()), said, living, cut_share=0.0)",
+        "accusers.get(p, set()), said, living)",
+    ),
+    bug(
+        "a lead names whom it would refuse",
+        "tests/protocol/test_enlisting.py::test_wish_of_one_who_is_admitted_no_more_is_neither_named_nor_missed",
+        "return self.may_join(peer) and self.may_enlist(peer, since)",
+        "return self.may_enlist(peer, since)",
     ),
     bug(
         "who hears of a plan last is accused by the others before it is heard",

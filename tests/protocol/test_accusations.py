@@ -22,8 +22,8 @@ from shoal.protocol.messages import (
 from tests.protocol.lab import paper_identities
 from tests.round_messages import plan_with
 
-PEERS = [identity.peer_id for identity in paper_identities(6)]
-ALIVE = frozenset(PEERS)
+PEERS = [identity.peer_id for identity in paper_identities(10)]
+ALIVE = frozenset(PEERS[:6])
 
 LEFT_AT = 10.0
 
@@ -621,6 +621,18 @@ def test_who_goes_for_another_reason_lost_nothing() -> None:
     assert lost({1: ((2,), ()), 3: ((2,), ())}, evicted=(2,)) == set(), "two speak against it"
     assert lost({1: ((2,), ())}, evicted=(2,), suspected=(2,)) == set(), "it hangs"
     assert lost({1: ((2,), ())}, evicted=(1, 2)) == set(), "both went, and one need not be at fault"
+
+
+def test_who_is_cut_off_from_three_lost_no_dispute() -> None:
+    """Of ten; three are too few to evict it at once, and enough to say that its links are to blame."""
+    plan, alive = plan_of(10), frozenset(PEERS[:10])
+    later = plan_of(10, evicted=(1,))
+    links = {1: ((2, 3, 4), ()), **dict.fromkeys((2, 3, 4), ((1,), ()))}
+    assert heard(plan, links).believed(plan, alive) == set()
+    assert heard(plan, links).losers(plan, later, alive, (), me=PEERS[9]) == set()
+    assert heard(plan, {1: ((2, 3), ()), **dict.fromkeys((2, 3), ((1,), ()))}).losers(
+        plan, later, alive, (), me=PEERS[9]
+    ) == {PEERS[1]}
 
 
 def test_word_of_a_lead_in_its_own_dispute_counts_for_itself_alone() -> None:

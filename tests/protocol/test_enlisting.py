@@ -398,6 +398,16 @@ def test_voter_refuses_a_value_that_forgets_whom_it_has_held_for_two_rounds(
     assert voter.refuses != signs
 
 
+def test_wish_of_one_who_is_admitted_no_more_is_neither_named_nor_missed() -> None:
+    """Else each value would be refused, with it and without."""
+    book = Enlistments()
+    book.take(wish(OTHERS[1]), 0, lambda peer, since: True)
+    waiting, value = outside(book), result(START, VOTERS, VOTERS[:2], ())
+    assert (waiting.due(), waiting.forgotten(value)) == ((wish(OTHERS[1]),), {OTHERS[1]})
+    revoked = replace(waiting, may_join=lambda peer: peer != OTHERS[1])
+    assert (revoked.due(), revoked.forgotten(value)) == (msgspec.UNSET, frozenset())
+
+
 @pytest.mark.parametrize(("admitted", "view", "signs"), [(True, 0, True), (False, 0, False), (False, 2, True)])
 def test_voter_refuses_a_value_with_the_wish_of_one_whom_the_swarm_does_not_admit(
     admitted: bool, view: int, signs: bool

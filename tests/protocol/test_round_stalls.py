@@ -208,6 +208,20 @@ def test_in_a_crowd_a_lone_accusation_stands_for_longer_before_the_two_are_led_t
     assert len(repair.plan.relays) == 1
 
 
+def test_who_may_yet_answer_does_not_go_along_with_one_who_died() -> None:
+    """Two of many accuse it, as where its router failed; its own word has as long as without that death."""
+    _, machines, leader, plan = planned(9)
+    lead = machines[leader]
+    accused, dead, *others = (machines[n] for n in range(9) if n != leader)
+    for one in others[:2]:
+        lead.receive(one.me, accuse(plan, accused.me), 2.0)
+    effects = lead.peers_alive([machine.me for machine in machines if machine is not dead], 2.0)
+    effects += lead.tick(2.0 + REPLAN_SETTLE_S)
+    assert {effect.evicted for effect in effects if isinstance(effect, CloseOff)} == {frozenset({dead.me})}
+    effects = lead.tick(2.0 + RELAY_SETTLE_S)
+    assert {effect.evicted for effect in effects if isinstance(effect, CloseOff)} == {frozenset({dead.me, accused.me})}
+
+
 def test_in_a_crowd_a_participant_has_longer_to_say_what_it_holds() -> None:
     _, machines, leader, plan = planned(2 * CROWD)
     lead = machines[leader]
