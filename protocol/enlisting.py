@@ -263,7 +263,7 @@ class Outside:
     height: int
     may_enlist: MayEnlist
     book: Enlistments
-    may_join: Callable[[PeerId], bool] = bool
+    may_join: Callable[[PeerId], bool]
 
     def forgotten(self, value: Value) -> frozenset[PeerId]:
         """Those that a value has to take into the line, as far as this node knows, and does not."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -21,6 +23,7 @@ import torch
 from shoal.node import own_loop
 from shoal.node.loops import external_trainer
 from shoal.node.loops.external_trainer import Detached, known_layout
+from shoal.node.loops.loop_client import SEND_DEADLINE_S
 from shoal.node.own_loop import SwarmWarning, join
 from shoal.node.pipe import Pause, Resume, Stop
 from shoal.node.state.checkpoints import LAYOUT
@@ -118,6 +121,25 @@ def test_work_is_contributed_once_across_anchors(tmp_path: Path, monkeypatch: py
     assert np.array_equal(deltas[2], bases[2] - locals_[5])
     assert tokens == [11 + 12, 13 + 14, 13 + 14 + 15 + 16]
     assert np.array_equal(flat(model), bases[3])
+
+
+def test_what_a_loop_tells_its_daemon_is_given_up_where_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=2)
+        await end.contribution()
+        await end.send(Stop())
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        assert swarm._client is not None
+        limit = swarm._client._channel.connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16)
+        assert struct.unpack("ll", limit) == (SEND_DEADLINE_S, 0)
+        for number in range(2):
+            swarm.step(tokens=8, loss=learn(model, optimizer, number))
 
 
 def test_anchors_that_were_missed_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -369,7 +369,11 @@ def test_a_node_holds_so_many_enlistments_and_forgets_those_that_are_in_the_line
 
 def outside(book: Enlistments, height: int = HELD_ROUNDS) -> Outside:
     return Outside(
-        admitted=frozenset({*VOTERS, OTHERS[0]}), height=height, may_enlist=lambda peer, since: True, book=book
+        admitted=frozenset({*VOTERS, OTHERS[0]}),
+        height=height,
+        may_enlist=lambda peer, since: True,
+        book=book,
+        may_join=lambda peer: True,
     )
 
 
