@@ -192,7 +192,8 @@ class KeepOwn:
 class FindWork:
     """Look for what this node had learnt and made before a restart; the state at the head is here.
 
-    countable: what was made for an earlier round, and is newest on disk, cannot have been counted since.
+    countable: what was made for an earlier round, or was passed on, and is newest on disk, cannot have been counted
+    since.
     Comes to whether a contribution to the round after the head is here again.
     """
 

@@ -45,7 +45,7 @@ from shoal.protocol.chain import Position, next_position
 from shoal.protocol.commitments import check_commitment
 from shoal.protocol.departure import LINGER_S, Departure, LeaveStep
 from shoal.protocol.donors import DonorScores
-from shoal.protocol.durable import BINDING, DurableRecord
+from shoal.protocol.durable import ABSTAIN, BINDING, DurableRecord
 from shoal.protocol.early import EarlyMessages
 from shoal.protocol.effects import (
     Adopt,
@@ -987,7 +987,8 @@ class Member:
 
     def _resume_work(self) -> Steps:
         # What was announced after the newest work on disk may have taken the residual of that work along.
-        countable = not self._is_bound() and (self._is_alone() or not self._is_announced())
+        announced = self._is_announced() or ABSTAIN in self._kinds()  # or that is not known any more
+        countable = not announced or (self._is_alone() and not self._is_bound())
         again: bool = yield FindWork(countable)
         if again:
             yield from self._mark_announced()  # the node may have died between the two files

@@ -317,7 +317,8 @@ class Resumption:
     def find(self, chain: Chain, *, countable: bool, staleness_rounds: int = 0) -> Found | None:
         """The newest files that fit the head of the chain, or else the newest of all, for their moments. Blocks.
 
-        countable: nobody but this node can have counted a contribution that it made after the one on disk.
+        countable: nobody but this node can have counted a contribution that it made after the one on disk, or one that
+        it made anew after it had passed that on.
         staleness_rounds: so many rounds later work amid a round still counts.
         """
         found = self._find_round(chain, countable=countable)
@@ -357,7 +358,8 @@ class Resumption:
                 under_way = _fits(account, head.next_term, head.next_round, head.hash)
                 certified = standing.round > 0 and _fits(account, standing.term, standing.round, standing.base)
                 if under_way or certified:
-                    work = read_work(files.work) if under_way or countable else None
+                    still_ours = under_way and account.passed_on is not True
+                    work = read_work(files.work) if still_ours or countable else None
                     return Found(files=files, exact=True, work=work)
             except (DamagedFile, StorageError, FileNotFoundError) as error:
                 self._warn(f"this node's work of round {files.position[1]} is lost: {error}")

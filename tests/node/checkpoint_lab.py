@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from shoal.collectives.state import CertifiedState
@@ -47,7 +48,7 @@ class CheckpointLedger(Ledger):
         write_state(path, self.states[round], self.header(round))
         return path
 
-    def resume_files(self, folder: Path, round: int) -> ResumeFiles:
+    def resume_files(self, folder: Path, round: int, *, passed_on: bool = False) -> ResumeFiles:
         """A trainer's and a daemon's own part of a round, of numbers that name the round."""
         resume = folder / "resume"
         resume.mkdir(parents=True, exist_ok=True)
@@ -55,10 +56,10 @@ class CheckpointLedger(Ledger):
             position=(Term(), round), trainer=resume / f"0.0-{round}.trainer", work=resume / f"0.0-{round}.work"
         )
         write_tensors(files.trainer, [TensorBytes.of("first.w", vector(round))], {"trainer": f"of round {round}"})
-        write_work(files.work, self.work(round))
+        write_work(files.work, self.work(round, passed_on=passed_on))
         return files
 
-    def work(self, round: int) -> SavedWork:
+    def work(self, round: int, *, passed_on: bool = False) -> SavedWork:
         account = WorkAccount(
             term=Term(),
             round=round,
@@ -66,6 +67,7 @@ class CheckpointLedger(Ledger):
             root=bytes(32),
             tokens=100,
             rounds_excluded=0,
+            passed_on=passed_on or msgspec.UNSET,
         )
         return SavedWork(account, np.full(self.state.numel, round, np.float32))
 

@@ -12,6 +12,13 @@ PROTOCOL: tuple[Bug, ...] = (
         "False",
     ),
     bug(
+        "who does not know any more what it announced takes the work on disk for uncounted",
+        "tests/protocol/test_member.py"
+        "::test_what_is_on_disk_cannot_have_been_counted_since_by_who_announced_nothing_after_it",
+        "announced = self._is_announced() or ABSTAIN in self._kinds()",
+        "announced = self._is_announced()",
+    ),
+    bug(
         "what a relay says of pairs that are not its own is kept",
         "tests/protocol/test_accusations.py"
         "::test_relay_of_the_plan_that_is_followed_speaks_of_its_own_pairs_once_and_who_is_none_of_nothing",

@@ -65,6 +65,13 @@ SHELL: tuple[Bug, ...] = (
         "resumption.find(chain, countable=True, staleness_rounds=staleness)",
     ),
     bug(
+        "what encoding lost of work that was passed on comes again although a contribution announced since has it",
+        "tests/node/state/test_resumption.py"
+        "::test_what_was_passed_on_and_made_anew_since_counts_as_earlier",
+        "still_ours = under_way and account.passed_on is not True",
+        "still_ours = under_way",
+    ),
+    bug(
         "who waits for a turn that ended the engine goes on with nothing",
         "tests/node/rounds/test_inbox.py"
         "::test_who_waits_for_a_turn_that_ended_the_engine_never_goes_on_and_others_hear_its_error",

@@ -22,7 +22,7 @@ from shoal.protocol.chain_comparison import ALL_REBASES
 from shoal.protocol.commitments import committed
 from shoal.protocol.departure import LINGER_S
 from shoal.protocol.donors import DonorScores
-from shoal.protocol.durable import BINDING, DurableRecord
+from shoal.protocol.durable import ABSTAIN, BINDING, DurableRecord
 from shoal.protocol.effects import (
     Adopt,
     Append,
@@ -570,6 +570,21 @@ def test_a_contribution_is_marked_on_disk_before_it_is_announced_and_once() -> N
     assert asked[1].records[0].kind == "ready"  # type: ignore[union-attr]
     assert Write not in kinds(here.feed(Trained(head.next_round, "again")))
     assert here.feed(Trained(head.next_round + 1, "of another round")) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "countable"),
+    [((), True), (("vote",), True), (("ready",), False), (("ready", "vote"), False), ((ABSTAIN,), False)],
+)
+def test_what_is_on_disk_cannot_have_been_counted_since_by_who_announced_nothing_after_it(
+    before: tuple[str, ...], countable: bool
+) -> None:
+    here = paper()
+    for kind in before:
+        here.record(kind)
+    here.begin()
+    (find,) = (effect for effect in here.asked if isinstance(effect, FindWork))
+    assert find.countable == countable
 
 
 def delegate_that_is_done(after: float, others_after: float) -> Paper:

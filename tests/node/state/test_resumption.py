@@ -259,6 +259,13 @@ def test_files_of_another_history_are_good_for_moments_only(tmp_path: Path, ledg
     assert found_rounds(Bench(tmp_path), ledger, 2) == (3, False, False)
 
 
+def test_what_was_passed_on_and_made_anew_since_counts_as_earlier(tmp_path: Path, ledger: CheckpointLedger) -> None:
+    bench = Bench(tmp_path)
+    ledger.resume_files(tmp_path, 3, passed_on=True)
+    assert found_rounds(bench, ledger, 2) == (3, True, True)
+    assert found_rounds(bench, ledger, 2, countable=False) == (3, True, False)  # it may be in what was announced since
+
+
 @pytest.mark.parametrize("at", [-1, 20])
 def test_damaged_work_is_named_and_the_one_before_it_taken(tmp_path: Path, ledger: CheckpointLedger, at: int) -> None:
     bench = Bench(tmp_path)
