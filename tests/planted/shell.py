@@ -66,8 +66,7 @@ SHELL: tuple[Bug, ...] = (
     ),
     bug(
         "what encoding lost of work that was passed on comes again although a contribution announced since has it",
-        "tests/node/state/test_resumption.py"
-        "::test_what_was_passed_on_and_made_anew_since_counts_as_earlier",
+        "tests/node/state/test_resumption.py::test_what_was_passed_on_and_made_anew_since_counts_as_earlier",
         "still_ours = under_way and account.passed_on is not True",
         "still_ours = under_way",
     ),
