@@ -1,6 +1,8 @@
 """Which chain a newcomer takes: one that contains its link's checkpoint, and without one only what all serve alike.
 
     asked        every linked peer, and every place that the user named where one peer is said to be in several
+    first        the longest that is claimed; who serves it slowly is put off, and the next goes on from what came of it
+    then         all others at once, each from where its chain parts from that one: nobody is left out for being slow
     checked      each chain entry by entry, from what is here on; what does not hold is its server's fault, and left out
     checkpoint   a chain that does not contain it is refused by name; the others are taken as they come
     without one  two chains of which neither is the beginning of the other are both refused, and the node stops
@@ -20,7 +22,7 @@ from functools import partial
 from typing import Final
 
 from shoal.protocol.chain import Chain
-from shoal.protocol.chain_comparison import Difference, difference, fetched_after
+from shoal.protocol.chain_comparison import Difference, after, difference, extended
 from shoal.protocol.errands import AskEntries, AwaitLinks, Clock, Errand, InTurn, LookElsewhere, Steps, Warn
 from shoal.protocol.errors import ConfigError, NetworkError, RemoteError
 from shoal.protocol.forks import Checkpoint, shown
@@ -33,6 +35,9 @@ SETTLE_S: Final = 2.0
 """Seconds for which peers that are known and not linked yet are waited for, once."""
 HEADS_TIMEOUT_S: Final = 2.0
 """After the first peer said how long its chain is, the others have this long to be counted."""
+QUICK_S: Final = 10.0
+PER_ENTRY_S: Final = 0.05
+"""Seconds, and for each entry, after which who serves a chain is put off as long as others may serve it."""
 ASKED_LIMIT: Final = 32
 """Peers whose chains are compared."""
 REFUSED_LIMIT_PEERS: Final = 256
@@ -90,12 +95,15 @@ class ChainChoice:
         parts: dict[PeerId, ChainPart] = yield from self._first_parts()
         order = sorted(parts, key=lambda peer: (-parts[peer].head, peer))
         found: dict[str, Chain] = {}
-        for place, peer in enumerate(order):
-            yield from self._fetch(parts, None, found, peer)
-            if found:
-                longest = next(iter(found.values()))
-                yield self._of_each(order[place + 1 :], partial(self._fetch, parts, longest, found))
-                break
+        longest, slow = self._copy(), list[PeerId]()
+        while order and not found:
+            peer = order.pop(0)
+            begun: Chain | None = yield from self._fetch(longest, found, peer, first=parts[peer], hurries=bool(order))
+            if begun is not None:
+                longest = begun
+                slow.append(peer)
+        longest = next(iter(found.values()), longest)
+        yield self._of_each((*slow, *order), partial(self._fetch, longest, found))
         return found
 
     def _of_each(self, peers: Iterable[PeerId], steps: Callable[[PeerId], Steps]) -> InTurn:
@@ -122,24 +130,47 @@ class ChainChoice:
         return found
 
     def _fetch(
-        self, parts: Mapping[PeerId, ChainPart], longest: Chain | None, found: dict[str, Chain], peer: PeerId
+        self,
+        longest: Chain,
+        found: dict[str, Chain],
+        peer: PeerId,
+        *,
+        first: ChainPart | None = None,
+        hurries: bool = False,
     ) -> Steps:
-        """Add what a peer serves to `found`, unless it is the beginning of `longest`, or may not be taken."""
+        """Add what a peer serves to `found`, unless it is the beginning of `longest`, or may not be taken.
+
+        first: what the peer has said already of what follows the chain here. hurries: others may serve it. Comes to
+        what there is of its chain where it is put off, or else to None.
+        """
         try:
-            if longest is None or (yield from self._goes_on_from(longest, peer)):
-                chain: Chain = yield from fetched_after(self._copy(), peer, self._extend, first=parts[peer])
+            chain: Chain | None = self._copy()
+            if longest.height > self._here.chain.height:
+                parts: Difference = yield from difference(longest.entries, peer)
+                chain = None if parts.theirs is None else longest.up_to(parts.height)
+                if parts.theirs is not None:  # it has to hold, or there is no chain that parts there
+                    first = ChainPart(certificates=(parts.theirs,), head=parts.height + 2)
+            if chain is not None:
+                if not (yield from self._fetch_rest(chain, peer, first, hurries=hurries)):
+                    return chain
                 if chain.head.hash != self._here.chain.head.hash and (yield from self._allowed(peer, chain)):
                     found[peer] = chain
             if self._checkpoint is None and not self._here.chain.height:
                 self._add_places(peer, (yield LookElsewhere(peer, self._copy())), found)
         except (NetworkError, RemoteError) as error:
             _log(peer, error)
+        return None
 
-    @staticmethod
-    def _goes_on_from(longest: Chain, peer: PeerId) -> Steps:
-        """True if a peer's chain is no beginning of the longest."""
-        found: Difference = yield from difference(longest.entries, peer)
-        return found.theirs is not None
+    def _fetch_rest(self, chain: Chain, peer: PeerId, first: ChainPart | None, *, hurries: bool) -> Steps:
+        """Go on with a chain by what a peer has after it. Comes to False where it is put off. Raises as asking does."""
+        began, height = self._clock.now, chain.height
+        part: ChainPart = first if first is not None else (yield after(chain, peer))
+        while extended(chain, part, self._extend):
+            part = yield after(chain, peer)
+            if hurries and self._clock.now - began > QUICK_S + PER_ENTRY_S * (chain.height - height):
+                logger.info("%s serves its chain slowly: others are asked first", peer)
+                return False
+        return True
 
     def _extend(self, chain: Chain, entry: Entry) -> bool:
         """Append an entry; beneath the checkpoint, to which all must lead in the end, it may be one of 0.1.0."""

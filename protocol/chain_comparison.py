@@ -79,22 +79,25 @@ def _common(entries: Sequence[Entry], begins: int, peer: PeerId) -> Steps:
     return same, len(certificates)
 
 
-def fetched_after(
-    base: Chain, peer: PeerId, extend: Callable[[Chain, Entry], bool], *, first: ChainPart | None = None
-) -> Steps:
+def fetched_after(base: Chain, peer: PeerId, extend: Callable[[Chain, Entry], bool]) -> Steps:
     """Go on with `base` by all that a peer has after it, checked by `extend`; comes to `base`.
 
-    first: what the peer has said already. Raises RemoteError for what does not follow or does not hold, NetworkError.
+    Raises RemoteError for what does not follow or does not hold, NetworkError.
     """
-    part = first
-    while True:
-        if part is None:
-            part = yield AskEntries(peer, base.height, base.head.term.rebases)
-        assert part is not None
-        if not part.certificates or base.knows(part.certificates[0].value.hash):
-            return base  # it repeats itself
-        for entry in part.certificates:
-            extend(base, entry)
-        if base.height >= part.head:
-            return base
-        part = None
+    while extended(base, (yield after(base, peer)), extend):
+        pass
+    return base
+
+
+def after(base: Chain, peer: PeerId) -> AskEntries:
+    """The request for what a peer has after a chain."""
+    return AskEntries(peer, base.height, base.head.term.rebases)
+
+
+def extended(base: Chain, part: ChainPart, extend: Callable[[Chain, Entry], bool]) -> bool:
+    """Go on with `base` by an answer, checked by `extend`; True if there is more to ask for. Raises RemoteError."""
+    if not part.certificates or base.knows(part.certificates[0].value.hash):
+        return False  # it repeats itself
+    for entry in part.certificates:
+        extend(base, entry)
+    return base.height < part.head

@@ -1360,6 +1360,32 @@ PROTOCOL: tuple[Bug, ...] = (
         "self._scores.showed(peer)",
     ),
     bug(
+        "who claims the longest chain is waited for alone",
+        "tests/protocol/test_chain_choice.py"
+        "::test_who_serves_an_entry_every_ten_seconds_keeps_a_newcomer_waiting_no_longer_than_a_comparison_takes",
+        "if hurries and self._clock.now - began >",
+        "if False and self._clock.now - began >",
+    ),
+    bug(
+        "each chain is fetched from its beginning, however slowly it comes",
+        "tests/protocol/test_chain_choice.py::test_what_came_of_who_became_slow_is_asked_of_nobody_again",
+        "longest = begun\n",
+        "longest = self._copy()\n",
+    ),
+    bug(
+        "what a peer serves where its chain is said to part need not hold",
+        "tests/protocol/test_chain_choice.py"
+        "::test_who_serves_an_entry_every_ten_seconds_keeps_a_newcomer_waiting_no_longer_than_a_comparison_takes",
+        "first = ChainPart(certificates=(parts.theirs,), head=parts.height + 2)",
+        "first = None",
+    ),
+    bug(
+        "who was put off is not asked again",
+        "tests/protocol/test_chain_choice.py::test_chain_that_parts_is_found_however_slowly_it_is_served",
+        "yield self._of_each((*slow, *order), partial(self._fetch, longest, found))",
+        "yield self._of_each(order, partial(self._fetch, longest, found))",
+    ),
+    bug(
         "two chains part one entry too early",
         "tests/protocol/test_chain_comparison.py::test_difference_is_found_wherever_it_is",
         "return middle + same\n",

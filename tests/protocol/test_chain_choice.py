@@ -12,7 +12,8 @@ from trio.testing import MockClock
 from shoal.node.state.errands import carry_out
 from shoal.protocol import chain_choice
 from shoal.protocol.chain import Chain
-from shoal.protocol.chain_choice import ChainChoice, check_link
+from shoal.protocol.chain_choice import QUICK_S, ChainChoice, check_link
+from shoal.protocol.chain_comparison import ALL_REBASES
 from shoal.protocol.errands import AskEntries, AwaitLinks, Clock, Errand, LookElsewhere, Warn
 from shoal.protocol.errors import ConfigError, NetworkError
 from shoal.protocol.forks import Checkpoint
@@ -47,6 +48,7 @@ class Peers:
         self.served = dict(served)
         self.told: list[str] = []
         self.asked: list[PeerId] = []
+        self.clock = Clock()
         self.chain: Chain
 
     def linked(self) -> frozenset[PeerId]:
@@ -74,11 +76,11 @@ class Peers:
 
     def choice(self, chain: Chain, checkpoint: Checkpoint | None = None) -> ChainChoice:
         self.chain = chain
-        return ChainChoice(self, checkpoint, Clock())
+        return ChainChoice(self, checkpoint, self.clock)
 
     async def choose(self, choice: ChainChoice) -> list[Entry]:
         performers = {AskEntries: self.ask, AwaitLinks: self.settle, LookElsewhere: self.look, Warn: self.tell}
-        return list(await carry_out(Errand(choice.choose(), Clock()), performers))
+        return list(await carry_out(Errand(choice.choose(), self.clock), performers))
 
 
 def chosen(peers: Peers, choice: ChainChoice) -> list[Entry]:
@@ -90,6 +92,76 @@ def test_newcomer_takes_the_longest_of_chains_that_agree() -> None:
     peers = Peers({A: real.up_to(3), B: real, C: real.up_to(0)})
     assert chosen(peers, peers.choice(real.up_to(0))) == list(real.entries)
     assert len(peers.asked) < 12
+
+
+class Trickling(Peers):
+    """Some give an entry every ten seconds, after the first `quick`, and claim to have more than anybody.
+
+    shown: what they serve to who looks where two chains part; the same as to all others if left out.
+    """
+
+    def __init__(
+        self,
+        served: Mapping[PeerId, Chain | None],
+        slow: frozenset[PeerId],
+        shown: tuple[Entry, ...] = (),
+        *,
+        quick: int = 1,
+    ) -> None:
+        super().__init__(served)
+        self.slow, self.shown, self.quick = slow, shown, quick
+
+    async def ask(self, request: AskEntries) -> ChainPart:
+        chain = self.served[request.peer]
+        if request.peer not in self.slow or chain is None:
+            return await super().ask(request)
+        is_quick = request.after < self.quick and request.rebases < ALL_REBASES
+        await trio.sleep(0.01 if is_quick else 9.9)
+        if self.shown and request.rebases == ALL_REBASES:
+            return ChainPart(certificates=self.shown[request.after : request.after + 1], head=len(self.shown))
+        return ChainPart(certificates=chain.after(request.after, 1, request.rebases), head=10**9)
+
+    def timed(self, chain: Chain) -> tuple[list[Entry], float]:
+        async def choose() -> tuple[list[Entry], float]:
+            began = trio.current_time()
+            return await self.choose(self.choice(chain)), trio.current_time() - began
+
+        return trio.run(choose, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("claims_a_fork", [False, True])
+def test_who_serves_an_entry_every_ten_seconds_keeps_a_newcomer_waiting_no_longer_than_a_comparison_takes(
+    claims_a_fork: bool,
+) -> None:
+    real = chain_of(40)
+    forged = certificate_of(msgspec.structs.replace(real.entries[0].value, tokens=9), [identity(9)])
+    peers = Trickling({A: real, B: real, C: real}, frozenset({C}), (forged,) if claims_a_fork else ())
+    entries, took_s = peers.timed(real.up_to(0))
+    assert entries == list(real.entries)
+    assert took_s <= QUICK_S + 10 + 10 * (3 + 2 * claims_a_fork)
+
+
+def test_chain_that_parts_is_found_however_slowly_it_is_served() -> None:
+    real = chain_of(20)
+    peers = Trickling({A: real, B: real, C: invented(real, 4)}, frozenset({C}))
+    with pytest.raises(ConfigError, match="which part at round 5"):
+        peers.timed(real.up_to(0))
+
+
+def test_where_all_serve_slowly_all_of_it_comes() -> None:
+    real = chain_of(20)
+    peers = Trickling({A: real, B: real.up_to(8)}, frozenset({A, B}))
+    entries, took_s = peers.timed(real.up_to(0))
+    assert entries == list(real.entries)
+    assert took_s > 10 * len(entries)
+
+
+def test_what_came_of_who_became_slow_is_asked_of_nobody_again() -> None:
+    real = chain_of(40)
+    peers = Trickling({A: real, B: real}, frozenset({A}), quick=30)
+    entries, _ = peers.timed(real.up_to(0))
+    assert entries == list(real.entries)
+    assert 5 <= len(peers.asked) <= 10, "it gives the last ten, two at a time, and is compared with what came before"
 
 
 @pytest.mark.parametrize("height", [0, 2, 4])
