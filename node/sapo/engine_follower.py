@@ -72,7 +72,7 @@ class FollowingSampler(Sampler):
         """Make rounds until stopped, or until the node has ended. Raises Stopped."""
         pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="engine")
         try:
-            with Following(self._held, self._data_dir, replays=False) as beside:
+            with Following(self._held, self._data_dir, replays=False, on_fresh=self._forget_loaded) as beside:
                 while True:
                     self._line.rest()
                     beside.refresh()
@@ -85,6 +85,10 @@ class FollowingSampler(Sampler):
                 os._exit(EXIT_ORPHANED)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _forget_loaded(self) -> None:
+        """What the engine has is of another history: another policy of that number is none that it has."""
+        self._loaded = self._written = None
 
     def _hand_over(self) -> bool:
         """Have the engine stand on the newest policy; False if it did not take it. Raises Stopped, StorageError."""

@@ -7,6 +7,7 @@ them on its way in, and nothing of what training takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -38,9 +39,18 @@ class Followed(Protocol):
 class Following:
     """The agent's place beside its node's rounds; a context manager, which waits for the swarm to have a state."""
 
-    def __init__(self, learner: Followed, data_dir: Path, *, replays: bool, judges: bool = False) -> None:
+    def __init__(
+        self,
+        learner: Followed,
+        data_dir: Path,
+        *,
+        replays: bool,
+        judges: bool = False,
+        on_fresh: Callable[[], None] = lambda: None,
+    ) -> None:
         """data_dir: of the node that started this agent. replays: whether its policy is the image of
-        the swarm's. judges: whether it is to go through others' groups again.
+        the swarm's. judges: whether it is to go through others' groups again. on_fresh: called before a policy of
+        another history, whose rounds may have the numbers of those before.
 
         Raises ConfigError for parameters that cannot be averaged.
         """
@@ -49,7 +59,7 @@ class Following:
         chunk_values = self._daemon.manifest.round.chunk_values
         self._flat = FlatParameters(module_of(learner.policy), frozen=False, chunk_values=chunk_values)
         self._device = next(iter(module_of(learner.policy).parameters())).device
-        self._replays, self._judges = replays, judges
+        self._replays, self._judges, self._on_fresh = replays, judges, on_fresh
         self.past = PastPolicies(lambda: self._flat)
         self._client: LoopClient | None = None
         self._paused = False
@@ -110,6 +120,8 @@ class Following:
             case AnchorHere():
                 anchor = client.take_anchor()
                 if anchor is not None:
+                    if anchor.fresh:
+                        self._on_fresh()
                     if self._judges:
                         self.past.note(anchor.round, anchor.values)
                     if self._replays:

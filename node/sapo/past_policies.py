@@ -19,11 +19,15 @@ KEPT: Final = 2
 
 
 class PastPolicies:
-    """Images of the last policies, by round. flat: of the policy whose parameters stand on them for a while."""
+    """Images of the last policies, by round. flat: of the policy whose parameters stand on them for a while.
+
+    made_again_to: the last round of which there was another policy, which a rollback has abandoned; 0 before any.
+    """
 
     def __init__(self, flat: Callable[[], Flat]) -> None:
         self._flat = flat
         self._images: OrderedDict[int, U8] = OrderedDict()
+        self.made_again_to = 0
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -32,8 +36,12 @@ class PastPolicies:
 
     def note(self, round: int, values: F32) -> None:
         """Keep the image of the policy of this round, ``(numel,) float32``; of a later one nothing is known then."""
-        self._images = OrderedDict((known, image) for known, image in self._images.items() if known < round)
-        self._images[round] = image_of(values)
+        image, later = image_of(values), [known for known in self._images if known >= round]
+        if later and not (later == [round] and np.array_equal(self._images[round], image)):
+            self.made_again_to = max(self.made_again_to, *later)
+        for known in later:
+            del self._images[known]
+        self._images[round] = image
         while len(self._images) > KEPT:
             self._images.popitem(last=False)
 

@@ -76,7 +76,8 @@ class Replayer:
     def replay(self, group: JudgedGroup) -> Replayed:
         """Count the tokens that were gone through, and those that this policy does not draw.
 
-        Raises RolloutError for a group of a policy that is not here, or whose tokens are not those of its texts.
+        Raises RolloutError for a group of a policy that is not here, or whose tokens are not those of its texts; and
+        for one that another policy drew, of a round that was made again after a rollback: it may be honest.
         """
         if group.policy_version not in self._past.rounds:
             raise RolloutError("a policy that is not here (any more)", reason=Reason.STALE, peer=group.origin)
@@ -99,6 +100,8 @@ class Replayer:
             span = span[: len(numbers)]
             outside = (numbers < span[:, 0] - TOLERANCE) | (numbers > span[:, 1] + TOLERANCE)
             missed += int((outside & drawn_mask([claim.sample])[0]).sum())
+        if missed and group.policy_version <= self._past.made_again_to:
+            raise RolloutError("a policy that was abandoned, or another", reason=Reason.STALE, peer=origin)
         return Replayed(tokens=sum(claim.sample.drawn for claim in claims), missed=missed)
 
     def _claims(self, group: JudgedGroup) -> list[_Claim]:

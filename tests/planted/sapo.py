@@ -926,4 +926,25 @@ SAPO: tuple[Bug, ...] = (
         'self._tell(f"a group took it more than {self._deadline_s:g} s; let it be faster, or draw fewer tokens")',
         "pass",
     ),
+    bug(
+        "an honest sampler of a policy that a rollback abandoned is struck as a liar",
+        "tests/node/sapo/test_replay.py"
+        "::test_after_a_rollback_who_drew_from_the_abandoned_policy_is_no_liar_for_as_long_as_its_number_lasts",
+        "if missed and group.policy_version <= self._past.made_again_to:",
+        "if False:",
+    ),
+    bug(
+        "after one rollback no sampler is struck any more",
+        "tests/node/sapo/test_replay.py"
+        "::test_after_a_rollback_who_drew_from_the_abandoned_policy_is_no_liar_for_as_long_as_its_number_lasts",
+        "if missed and group.policy_version <= self._past.made_again_to:",
+        "if missed and self._past.made_again_to:",
+    ),
+    bug(
+        "an engine keeps the abandoned policy under the number of the new one",
+        "tests/node/sapo/test_engine_follower.py"
+        "::test_engine_is_handed_what_is_new_and_what_another_policy_drew_is_thrown_away",
+        "self._loaded = self._written = None",
+        "pass",
+    ),
 )

@@ -121,6 +121,9 @@ def test_engine_is_handed_what_is_new_and_what_another_policy_drew_is_thrown_awa
         assert one._scored(task, other) is None
         one._hand_over()
         assert engine.loaded[2:] == [("3", 7)], "the newest is loaded anew"
+        one._forget_loaded()  # there was a rollback, and round 7 again
+        one._hand_over()
+        assert engine.loaded[3:] == [("4", 7)], "of the same number, and another policy"
         again = one._draw(task)
         assert again is not None
         assert one._scored(task, again) is not None

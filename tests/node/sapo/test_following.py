@@ -84,7 +84,12 @@ def test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round(tmp
         await end.send(Stop())
 
     reports: list[RoundReport] = []
-    with Ends(tmp_path, daemon), Following(learner, tmp_path, replays=False) as beside:
+    histories: list[int | None] = []
+
+    def begun() -> None:
+        histories.append(learner.version)
+
+    with Ends(tmp_path, daemon), Following(learner, tmp_path, replays=False, on_fresh=begun) as beside:
         assert np.array_equal(parameters(learner), states[0])
         reports.append(learner.run_round())
         assert np.array_equal(parameters(learner), states[0]), "what it samples teaches it nothing"
@@ -98,6 +103,7 @@ def test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round(tmp
     assert [group.policy_version for group in kept.groups] == [4, 4, 7, 7]
     assert [group.round for group in kept.groups] == [0, 0, 1, 1]
     assert not learner.optimizer.state, "it holds no moments"
+    assert histories == [None], "told before the first, and not of what goes on from it"
 
 
 @pytest.mark.parametrize("judges", [False, True])

@@ -189,6 +189,22 @@ def test_a_policy_that_is_not_here_is_stale() -> None:
         assert caught.value.reason is Reason.STALE
 
 
+def test_after_a_rollback_who_drew_from_the_abandoned_policy_is_no_liar_for_as_long_as_its_number_lasts() -> None:
+    sampler, trainer = two_sides()
+    abandoned = sampler.draw(8, numbers=20)
+    for round in (7, 8, 9):
+        trainer.move(0.5, seed=10 + round)
+        for side in (sampler, trainer):
+            side.past.note(round, trainer.values())
+        if round == 8:
+            for group in abandoned:
+                with pytest.raises(RolloutError) as caught:
+                    replayer(trainer).replay(group)
+                assert caught.value.reason is Reason.STALE
+            assert found_of(sampler.draw(8), replayer(trainer)).missed == 0
+    assert found_of(sampler.draw(8, numbers=20, name=9), replayer(trainer)).is_proof
+
+
 def test_the_newest_policies_are_kept_and_a_round_that_is_made_again_replaces_them() -> None:
     side = Side()
     assert side.past.rounds == ()
@@ -199,6 +215,11 @@ def test_the_newest_policies_are_kept_and_a_round_that_is_made_again_replaces_th
     side.move(1.0, seed=1)
     side.past.note(3, side.values())
     assert side.past.rounds == (3,), "after a rollback the later ones are no policies of the swarm's"
+    assert side.past.made_again_to == 4
+    side.past.note(3, side.values())  # the same once more, as of a daemon that was started again
+    side.past.note(5, side.values())
+    assert side.past.rounds == (3, 5)
+    assert side.past.made_again_to == 4
     with side.past.standing_on(3):
         rounded = side.values()
     assert np.array_equal(rounded, torch.from_numpy(side.values()).bfloat16().float().numpy())
