@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -221,8 +221,14 @@ class Host:
         """
 
         async def handle(net_stream: AnyStream) -> None:
-            raw, peer = _framed(NetStream(net_stream), framing), peer_of(net_stream)
-            stream = MessageStream(raw, peer=peer, limit_bytes=limit_bytes, traffic=self.traffic, memory=self._memory)
+            stream = MessageStream(
+                _framed(NetStream(net_stream), framing),
+                peer=peer_of(net_stream),
+                limit_bytes=limit_bytes,
+                traffic=self.traffic,
+                memory=self._memory,
+                over=net_stream.muxed_conn,
+            )
             await self._handle(protocol, handler, stream)
 
         self._libp2p.set_stream_handler(protocol, handle)
@@ -406,6 +412,16 @@ class Host:
         """The connection to `peer` that there is now, to be told from one that takes its place, and for `close`."""
         return self._network.connection(peer)
 
+    def came_over(self, stream: MessageStream, connection: Any) -> bool:
+        """True if a stream that a peer opened came over this connection, and not over one before or after it."""
+        return connection is not None and stream.over is connection.muxed_conn
+
+    async def hang_up(self, peer: PeerId) -> None:
+        """Close the connection by which this node called a peer, unless this node is called through that (bounded)."""
+        connection = self._network.connection(peer)
+        if connection is not None and connection.muxed_conn.is_initiator and peer not in self.circuits.reserved:
+            await self._network.drop(connection)
+
     async def close(self, connection: object | None) -> None:
         """Close this connection, and no other with its peer, without asking it (bounded).
 
@@ -460,10 +476,7 @@ class Host:
 
         Raises NetworkError. Cancellation leaves no stream behind.
         """
-        with trio.move_on_after(deadline_s) as scope:
-            raw = await self._network.open_stream(peer, protocol)
-        if scope.cancelled_caught:
-            raise NetworkError(f"{peer} did not open a stream of {protocol} within {deadline_s:g} s")
+        raw = await self._network.open_stream(peer, protocol, deadline_s=deadline_s)
         stream = MessageStream(
             _framed(raw, framing), peer=peer, limit_bytes=limit_bytes, traffic=self.traffic, memory=self._memory
         )

@@ -117,6 +117,12 @@ class Control(Protocol):
     async def close(self, connection: object | None) -> None:
         """Close this connection, and no other."""
 
+    def came_over(self, stream: MessageStream, connection: object | None) -> bool:
+        """True if a stream that a peer opened came over this connection, and not over one before or after it."""
+
+    async def hang_up(self, peer: PeerId) -> None:
+        """Close the connection by which this node called a peer, unless this node is called through that."""
+
     def own_host_of(self, peer: PeerId) -> str | None:
         """The IP address of this end of the connection to a peer, None if there is none, or it is relayed."""
 
@@ -291,8 +297,17 @@ class Links:
                 await self._host.dial_peer(peer, addresses, deadline_s=deadline_s, handshake_s=handshake_s)
                 await self._introduce(peer)
                 made = True
+            except NetworkError as error:
+                if not isinstance(error, NoPlaceLeft):
+                    await self._leave_mute(peer)
+                raise
             finally:
                 self._note_making(peer, began, made=made)
+
+    async def _leave_mute(self, peer: PeerId) -> None:
+        """Close what a stranger that does not answer a hello was called over: else such fill all connections."""
+        if self._gate.rank(peer) is Rank.STRANGER and self._link_now(peer) is None:
+            await self._host.hang_up(peer)
 
     def _note_making(self, peer: PeerId, began: float, *, made: bool) -> None:
         """Note how long a link took to make. Of strangers it counts where it was made: they may take their time."""
@@ -643,12 +658,14 @@ class Links:
 
     async def _read_messages(self, stream: MessageStream) -> None:
         """The incoming stream of one link, until it breaks."""
+        link: _Link | None = None
         with trio.move_on_after(self._deadline_s(ADMISSION_DEADLINE_S)):
-            while self._link_now(stream.peer) is None:
+            while (link := self._link_now(stream.peer)) is None:
                 await self._admitted.wait()
-        link = self._link_now(stream.peer)
         if link is None:
             raise RemoteError("sends messages without having been admitted", peer=stream.peer)
+        if not self._host.came_over(stream, link.connection):
+            raise NetworkError(f"the connection of a stream of {stream.peer} is gone")
         why = "this node stops"
         try:
             while True:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import struct
@@ -195,19 +196,20 @@ async def read_bounded(receive: Callable[[int], Awaitable[bytes]], n: int | None
 
 
 def _tune(stream: trio.SocketStream) -> None:
-    """Set the options that find a dead peer, as far as the platform has them."""
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    """Set the options that find a dead peer, as far as the platform has them, and the connection is not over yet."""
+    with contextlib.suppress(OSError):  # some systems take none for a connection that was reset
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sys.platform == "linux":
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
 
 class Secured:
     """A secured connection of which every read waits for its `turn`, where that is set, and heads of small frames for
-    theirs.
+    theirs, and of any frame of a stream that is not open.
 
     pinged: called with each ping that comes, None, and each answer to one, by its number.
     """
@@ -217,16 +219,21 @@ class Secured:
         self.why_ended = ""
         self.turn: Callable[[], Awaitable[None]] | None = None
         self.small_frame: Callable[[], Awaitable[None]] | None = None
+        self.is_open: Callable[[int], bool] = lambda stream: True
         self.pinged: Callable[[int | None], None] = lambda number: None
         self.heard_at = trio.current_time()
 
     async def read(self, n: int) -> bytes:
         """The head of a frame, in its turn: until then it stays where it came, in the system's buffers for the most."""
-        head = await self.read_body(n)
-        if len(head) < HEADER_SIZE:
-            return head  # of a connection that ends
-        _, kind, flags, _, length = struct.unpack(YAMUX_HEADER_FORMAT, head)
-        if self.small_frame is not None and (kind != TYPE_DATA or length < SMALL_FRAME_BYTES):
+        head = b""
+        while len(head) < n:  # it may come in pieces
+            piece = await self.read_body(n - len(head))
+            if not piece:
+                return head  # of a connection that ends
+            head += piece
+        _, kind, flags, stream, length = struct.unpack(YAMUX_HEADER_FORMAT, head)
+        carries_much = kind == TYPE_DATA and length >= SMALL_FRAME_BYTES and self.is_open(stream)
+        if self.small_frame is not None and not carries_much:
             await self.small_frame()
         if kind == TYPE_PING:
             self.pinged(length if flags & FLAG_ACK else None)
@@ -283,6 +290,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         super().__init__(Secured(secured_conn), peer_id, is_initiator=is_initiator)
         self._unread = Allowance(memory)
         self._unread.known(PeerId(str(peer_id)))
+        self.secured_conn.is_open = self.streams.__contains__
         self.began_at = trio.current_time()
         """When its handshake began; whoever shook hands says so."""
         self.opened_at = math.inf

@@ -94,8 +94,11 @@ class MessageStream:
         limit_bytes: int = MESSAGE_LIMIT_BYTES,
         traffic: Traffic | None = None,
         memory: Memory | None = None,
+        over: object | None = None,
     ) -> None:
+        """over: what carries the stream, to be told from what takes its place."""
         self.peer = peer
+        self.over = over
         self._memory = memory
         self._raw = raw
         self._limit_bytes = limit_bytes

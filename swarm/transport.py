@@ -472,7 +472,7 @@ class Network(Swarm):  # type: ignore[misc]
 
     # -- streams -------------------------------------------------------------------------------------------------
 
-    async def open_stream(self, peer: PeerId, protocol: str) -> NetStream:
+    async def open_stream(self, peer: PeerId, protocol: str, *, deadline_s: float) -> NetStream:
         """A stream to a connected peer, agreed on `protocol`. Raises NetworkError. Cancellation resets it."""
         try:
             conn = self.connection(peer)
@@ -490,12 +490,15 @@ class Network(Swarm):  # type: ignore[misc]
             raise NetworkError(f"cannot open a stream to {peer}: {error}") from error
         agreed = False
         try:
-            agreed = await agree(stream, protocol)
+            with trio.move_on_after(deadline_s) as scope:
+                agreed = await agree(stream, protocol)
         except Exception as error:  # the boundary: the peer answered whatever it pleased
             raise NetworkError(f"{peer} does not answer for {protocol}: {error}") from error
         finally:
             if not agreed:
                 await reset_quietly(stream)
+        if scope.cancelled_caught:
+            raise NetworkError(f"{peer} did not open a stream of {protocol} within {deadline_s:g} s")
         if not agreed:
             raise NetworkError(f"{peer} does not serve {protocol}")
         return NetStream(stream)

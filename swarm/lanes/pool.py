@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
@@ -67,6 +68,9 @@ if TYPE_CHECKING:
 
 LANE_COUNT_LIMIT = 4096  # lanes of a node
 JOB_LIMIT = LANE_COUNT_LIMIT
+MEETINGS_LIMIT, PEER_MEETINGS_LIMIT = 256, 8
+"""Ways through a third that others want this node to take at once: all together, half of them where they do not come
+first, and one peer. Each is a connection, to wherever the peer says."""
 CLOSER_LIMIT = 8  # threads that wait for lanes to close in order
 SUMMONED_DIAL_DEADLINE_S = 15.0
 HUGE_LANES = 16
@@ -111,6 +115,7 @@ class LanePool:
         self._trio: trio.lowlevel.TrioToken | None = None  # once running
         self._dialling: dict[PeerId, trio.Lock] = {}
         self._summoned: set[PeerId] = set()
+        self._meetings: Counter[PeerId] = Counter()
         self.share: Callable[[Lane, SharedOffer], None] | None = None  # as the lanes'
         self._adopted = trio.Event()  # set, and replaced, whenever a lane comes up
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[object]]](JOB_LIMIT)
@@ -181,10 +186,13 @@ class LanePool:
             raise NetworkError(f"{asked.via.relay} is not linked, or does not relay; it cannot be met there")
         if asked.punch is not None:
             return await self._answer_hole(peer, asked, asked.punch)
+        if asked.via is not None:
+            self._check_meetings(peer)
         answer = self._listener.accept(peer, asked, self.addresses)
         self._table.pair(peer).asked_for = asked.lanes
         if asked.via is not None:
-            self._jobs.send_nowait(partial(self._meet, asked.via))
+            self._meetings[peer] += 1
+            self._jobs.send_nowait(partial(self._meet, peer, asked.via))
         return encode_handshake(answer)
 
     async def comes(self, peer: PeerId, *, within_s: float) -> bool:
@@ -444,14 +452,20 @@ class LanePool:
             return
         raise NetworkError(f"{peer} does not dial")
 
-    async def _meet(self, via: LaneVia) -> None:
+    def _check_meetings(self, peer: PeerId) -> None:
+        share = 1 if self._listener.comes_first(peer) else 2
+        if self._meetings[peer] >= PEER_MEETINGS_LIMIT or self._meetings.total() >= MEETINGS_LIMIT // share:
+            raise NetworkError(f"{self._meetings.total()} ways through others are being taken already")
+
+    async def _meet(self, peer: PeerId, via: LaneVia) -> None:
         """Go where another wants to meet this node."""
         try:
             stream = await self._dialler.meet(via)
+            await self._listener.meet(stream)
         except (NetworkError, trio.BrokenResourceError) as error:
             logger.debug("%s", error)
-        else:
-            await self._listener.meet(stream)
+        finally:
+            self._meetings -= Counter({peer: 1})
 
     def _punch(self, peer: PeerId, lanes: int) -> None:
         """A lane to `peer` came up through a third: try to do without, if that is for this node to begin."""

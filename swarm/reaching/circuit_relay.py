@@ -21,6 +21,7 @@ from shoal.protocol.identity import PeerId
 from shoal.swarm.muxer import FOREIGN_ERRORS
 from shoal.swarm.reaching.circuits import (
     HOP_PROTOCOL,
+    MESSAGE_DEADLINE_S,
     OK,
     STOP_PROTOCOL,
     CircuitReservation,
@@ -146,10 +147,11 @@ class CircuitRelay:
 
     async def _join(self, stream: Any, caller: PeerId, callee: PeerId) -> None:
         try:
-            far = (await self._network.open_stream(callee, STOP_PROTOCOL)).raw
+            opened = await self._network.open_stream(callee, STOP_PROTOCOL, deadline_s=MESSAGE_DEADLINE_S)
         except NetworkError:
             await self._refuse(stream, CONNECTION_FAILED)
             return
+        far = opened.raw
         try:
             if not await self._announce(far, caller):
                 await self._refuse(stream, CONNECTION_FAILED)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,9 +55,9 @@ MESSAGE_LIMIT_BYTES = 4096
 MESSAGE_DEADLINE_S = 5.0
 RESERVATIONS_LIMIT = 4
 """Relays at which one node reserves."""
-PENDING_LIMIT, STRANGERS_PENDING_LIMIT = 32, 16
-"""Circuits to this node whose handshake is under way: in all, and those of callers who do not belong here, who may have
-no mind to end it."""
+PENDING_LIMIT, STRANGERS_PENDING_LIMIT = 16, 8
+"""Circuits to this node through one relay whose handshake is under way: in all, and those of callers who do not belong
+here, who may have no mind to end it. Of who calls there is nothing yet but the relay's word."""
 
 logger = logging.getLogger("shoal.libp2p")
 
@@ -183,7 +184,8 @@ class Circuits:
         self.is_member: Callable[[PeerId], bool] = lambda peer: False
         """True for a caller that belongs here or may."""
         self._reserved: set[PeerId] = set()
-        self._pending = self._strangers_pending = 0
+        self._pending: Counter[PeerId] = Counter()  # by relay
+        self._strangers_pending: Counter[PeerId] = Counter()
         libp2p_host.set_stream_handler(STOP_PROTOCOL, self._stopped_at)
         network.circuits = self
 
@@ -233,7 +235,7 @@ class Circuits:
         return CircuitWire(stream, self._network.memory)
 
     async def _hop(self, relay: PeerId) -> Any:
-        return (await self._network.open_stream(relay, HOP_PROTOCOL)).raw
+        return (await self._network.open_stream(relay, HOP_PROTOCOL, deadline_s=MESSAGE_DEADLINE_S)).raw
 
     async def _stopped_at(self, stream: Any) -> None:
         """Somebody calls through a relay. The handler lives as long as the connection."""
@@ -241,15 +243,15 @@ class Circuits:
         if relay not in self.reserved:
             await reset(stream)
             return
-        if self._pending >= PENDING_LIMIT:
+        if self._pending[relay] >= PENDING_LIMIT:
             self._refusals.note(Reason.HALF_OPEN)
             await reset(stream)
             return
-        self._pending += 1
+        self._pending[relay] += 1
         try:
             muxer = await self._take(stream, relay)
         finally:
-            self._pending -= 1
+            self._pending -= Counter({relay: 1})
         if muxer is not None:
             await muxer.event_closed.wait()
 
@@ -261,7 +263,7 @@ class Circuits:
                 caller = peer_in(asked)
                 if asked.type != StopMessage.CONNECT or caller is None:
                     raise NetworkError("a relay says something else than who calls")
-                with self._place(caller):
+                with self._place(relay, caller):
                     if not self.lets_in(relay, caller):
                         raise NetworkError("too many call through this relay")
                     await write_message(stream, StopMessage(type=StopMessage.STATUS, status=OK))
@@ -274,16 +276,16 @@ class Circuits:
         return muxer
 
     @contextlib.contextmanager
-    def _place(self, caller: PeerId) -> Iterator[None]:
+    def _place(self, relay: PeerId, caller: PeerId) -> Iterator[None]:
         """A place for a caller's handshake. Raises NetworkError where strangers have all that there are for them."""
         if self.is_member(caller):
             yield
             return
-        if self._strangers_pending >= STRANGERS_PENDING_LIMIT:
+        if self._strangers_pending[relay] >= STRANGERS_PENDING_LIMIT:
             self._refusals.note(Reason.HALF_OPEN)
             raise NetworkError("too many strangers are calling")
-        self._strangers_pending += 1
+        self._strangers_pending[relay] += 1
         try:
             yield
         finally:
-            self._strangers_pending -= 1
+            self._strangers_pending -= Counter({relay: 1})

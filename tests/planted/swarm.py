@@ -1105,4 +1105,58 @@ SWARM: tuple[Bug, ...] = (
         "self.store = PointStore(swarm_id, lambda peer: host.comes_first(peer))",
         "self.store = PointStore(swarm_id, host.comes_first)",
     ),
+    bug(
+        "a stream that is opened waits for its answer for ever",
+        "tests/swarm/reaching/test_circuits.py::test_relay_that_answers_no_stream_is_left_in_time",
+        """
+            with trio.move_on_after(deadline_s) as scope:
+                agreed = await agree(stream, protocol)
+        """,
+        """
+            with trio.move_on_after(1e9 + deadline_s) as scope:
+                agreed = await agree(stream, protocol)
+        """,
+    ),
+    bug(
+        "one relay takes the places of calls through the others",
+        "tests/swarm/reaching/test_circuits.py::test_relay_that_names_callers_without_end_takes_no_place_of_another",
+        "if self._pending[relay] >= PENDING_LIMIT:",
+        "if self._pending.total() >= PENDING_LIMIT:",
+    ),
+    bug(
+        "whoever wants to be met somewhere is met, however many ways are being taken",
+        "tests/swarm/reaching/test_relayed_lanes.py::test_who_wants_to_meet_everywhere_at_once_is_met_at_a_few_places",
+        "            self._check_meetings(peer)",
+        "            pass",
+    ),
+    bug(
+        "a way that came to nothing counts as being taken for ever",
+        "tests/swarm/reaching/test_relayed_lanes.py::test_who_wants_to_meet_everywhere_at_once_is_met_at_a_few_places",
+        "self._meetings -= Counter({peer: 1})",
+        "pass",
+    ),
+    bug(
+        "a stranger that was called and says nothing keeps its connection",
+        "tests/swarm/test_links.py::test_stranger_that_was_called_and_answers_no_hello_keeps_no_connection",
+        "await self._host.hang_up(peer)",
+        "pass",
+    ),
+    bug(
+        "a stream of a connection that is gone speaks for the next one's link",
+        "tests/swarm/test_links.py::test_stream_of_a_connection_that_is_gone_takes_no_part_in_the_next_ones_link",
+        "if not self._host.came_over(stream, link.connection):",
+        "if False:",
+    ),
+    bug(
+        "the head of a frame that comes in pieces is nobody's to pace",
+        "tests/swarm/test_muxer.py::test_small_frames_are_paced_and_large_ones_are_not",
+        "while len(head) < n:  # it may come in pieces",
+        "while not head:",
+    ),
+    bug(
+        "frames of streams that there are not cost their sender nothing",
+        "tests/swarm/test_muxer.py::test_small_frames_are_paced_and_large_ones_are_not",
+        "carries_much = kind == TYPE_DATA and length >= SMALL_FRAME_BYTES and self.is_open(stream)",
+        "carries_much = kind == TYPE_DATA and length >= SMALL_FRAME_BYTES",
+    ),
 )

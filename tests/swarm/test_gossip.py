@@ -268,7 +268,7 @@ async def test_messages_that_are_wanted_again_and_again_are_sent_within_a_rate(m
 async def test_reader_of_gossip_waits_for_who_says_too_much() -> None:
     async with two_hosts() as (near, far, box):
         far._gossip._pubsub._peer_limits._gossip_entries = Rates(0.001, 100)
-        stream = (await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw
+        stream = (await near._network.open_stream(far.peer_id, "/meshsub/1.1.0", deadline_s=WAIT_S)).raw
         packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"first", TOPIC)])
         for _ in range(101):
             packet.control.graft.add(topicID="no topic")
@@ -282,7 +282,9 @@ async def test_reader_of_gossip_waits_for_who_says_too_much() -> None:
 
 async def test_of_a_peer_the_newest_stream_is_read_alone() -> None:
     async with two_hosts() as (near, far, box):
-        streams = [(await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")).raw for _ in range(3)]
+        streams = [
+            (await near._network.open_stream(far.peer_id, "/meshsub/1.1.0", deadline_s=WAIT_S)).raw for _ in range(3)
+        ]
         await until(lambda: waiting_streams(far) <= 2)  # the newest, and the one on which far speaks itself
         packet = rpc_pb2.RPC(publish=[signed(near, b"1", b"heard", TOPIC)])
         await streams[-1].write(encode_varint_prefixed(packet.SerializeToString()))

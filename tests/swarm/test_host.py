@@ -255,7 +255,7 @@ async def test_host_serves_the_protocols_of_a_node_and_no_others() -> None:
         await connected(near, far)
         for protocol in ("/ipfs/id/push/1.0.0", "/ipfs/id/1.0.0", "/ipfs/ping/1.0.0"):
             with pytest.raises(NetworkError, match="does not"):
-                await near._network.open_stream(far.peer_id, protocol)
+                await near._network.open_stream(far.peer_id, protocol, deadline_s=WAIT_S)
         assert await near.request(far.peer_id, ECHO, b"alive", deadline_s=WAIT_S) == b"alive"
         far.tell_addresses()  # as a node does that takes part in a table which strangers keep
         assert far.protocols == of_any_host | {ECHO, "/ipfs/id/1.0.0"}
@@ -329,7 +329,7 @@ async def test_malformed_protocol_messages_end_a_stream_not_the_process() -> Non
             (HOP_PROTOCOL, b"\x05\xff\xff\xff\xff\xff"),
         ]:
             with contextlib.suppress(NetworkError):  # of gossip the newest is heard: its own may end this one
-                raw = await near._network.open_stream(far.peer_id, protocol)
+                raw = await near._network.open_stream(far.peer_id, protocol, deadline_s=WAIT_S)
                 await raw.write(data)
                 await raw.finish()
         conn = near._network.link(transport.ID.from_base58(far.peer_id))
@@ -349,7 +349,7 @@ async def test_forged_gossip_ends_a_task_not_the_process() -> None:
         await near.subscribe("news")
         await connected(near, far)
         await until(lambda: far.peer_id in near.gossip_peers("news"))
-        raw = await near._network.open_stream(far.peer_id, "/meshsub/1.1.0")
+        raw = await near._network.open_stream(far.peer_id, "/meshsub/1.1.0", deadline_s=WAIT_S)
         # A key that is no key makes libp2p's check of the signature raise.
         forged = rpc_pb2.Message(data=b"forged", topicIDs=["news"], from_id=b"\x12\x20" + bytes(32), seqno=b"1")
         forged.signature, forged.key = b"x", b"\xff\xff"

@@ -963,3 +963,39 @@ async def test_flood_that_is_to_be_passed_on_costs_nobody_its_link(monkeypatch: 
         await until(lambda: len(between.gate.heard) == 50)
         assert slow.peer in between.links.linked()
         await assert_still_talking(between, good)
+
+
+async def test_stranger_that_was_called_and_answers_no_hello_keeps_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "HELLO_DEADLINE_S", 0.5)
+    async with nodes(1) as (one,), stranger(8) as mute, stranger(9) as member:
+        one.gate.ranks[member.peer] = Rank.FIRST
+        for silent in (mute, member):
+            silent.host.serve(HELLO_PROTOCOL, silent._hold)
+            with pytest.raises(NetworkError, match="nothing from"):
+                await one.links.meet(silent.peer, silent.host.addresses, deadline_s=WAIT_S)
+        assert mute.peer not in one.host.connected()
+        assert member.peer in one.host.connected(), "a member may have too much to do"
+
+
+async def test_stream_of_a_connection_that_is_gone_takes_no_part_in_the_next_ones_link() -> None:
+    async with nodes(1) as (one,), stranger(9) as early:
+        await early.host.dial(one.host.addresses[0], deadline_s=WAIT_S)
+        before = one.host.connection(early.peer)
+        await (await early.open_messages(one)).send(b"of no link", deadline_s=WAIT_S)
+        await until(lambda: waiting_to_be_admitted(one) == 1)
+        await early.host.close(early.host.connection(one.peer))
+        await until(lambda: one.host.connection(early.peer) is not before)
+        await early.say_hello(one)
+        stream = await early.open_messages(one)
+        await stream.send(early.sealer.seal(ENVELOPE_KIND, canonical(nack())), deadline_s=WAIT_S)
+        await until(lambda: (early.peer, nack()) in one.gate.heard)
+        await until(lambda: waiting_to_be_admitted(one) == 0)
+        assert one.gate.downs == []
+        assert early.peer in one.links.linked()
+
+
+def waiting_to_be_admitted(node: Node) -> int:
+    """Message streams that were opened to it, and whose peer has not said hello."""
+    return node.links._admitted.statistics().tasks_waiting

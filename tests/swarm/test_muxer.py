@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 import struct
@@ -182,13 +183,18 @@ async def test_small_frames_are_paced_and_large_ones_are_not() -> None:
     heads = Heads()
     secured = Secured(heads)
     secured.small_frame = partial(peer_limits.small_frame, PeerId("a member"))
-    for kind, length, is_paced in (
-        (TYPE_DATA, 0, True),
-        (TYPE_DATA, SMALL_FRAME_BYTES - 1, True),
-        (TYPE_WINDOW_UPDATE, 1 << 20, True),
-        (TYPE_DATA, SMALL_FRAME_BYTES, False),
+    secured.is_open = lambda stream: stream == 3
+    for kind, stream, length, piece, is_paced in (
+        (TYPE_DATA, 3, 0, 12, True),
+        (TYPE_DATA, 3, 0, 5, True),
+        (TYPE_DATA, 3, SMALL_FRAME_BYTES - 1, 12, True),
+        (TYPE_WINDOW_UPDATE, 3, 1 << 20, 12, True),
+        (TYPE_DATA, 5, SMALL_FRAME_BYTES, 12, True),
+        (TYPE_DATA, 3, SMALL_FRAME_BYTES, 12, False),
+        (TYPE_DATA, 3, SMALL_FRAME_BYTES, 5, False),
     ):
-        heads.head = struct.pack(YAMUX_HEADER_FORMAT, 0, kind, 0, 3, length)
+        heads.head = struct.pack(YAMUX_HEADER_FORMAT, 0, kind, 0, stream, length)
+        heads.piece = piece
         began = trio.current_time()
         for _ in range(int(SMALL_FRAMES_BURST) + 2000):
             await secured.read(HEADER_SIZE)
@@ -201,13 +207,17 @@ async def test_small_frames_are_paced_and_large_ones_are_not() -> None:
 
 
 class Heads:
-    """A connection that has one head of a frame after the other, without an end."""
+    """A connection that has one head of a frame after the other, without an end, in such pieces."""
 
     head = b""
+    piece = 12
+    _at = 0
 
     async def read(self, n: int) -> bytes:
         await trio.lowlevel.checkpoint()
-        return self.head
+        taken = self.head[self._at :][: min(n, self.piece)]
+        self._at = (self._at + len(taken)) % len(self.head)
+        return taken
 
 
 @pytest.mark.virtual_time
@@ -287,6 +297,20 @@ async def test_wire_sets_the_options_that_find_a_dead_peer() -> None:
         assert wire.closed
 
 
+async def test_connection_that_takes_no_options_any_more_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = await trio.to_thread.run_sync(_connected_pair)
+    with far:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(near))
+
+        def refuse(*args: object) -> None:
+            raise OSError(errno.EINVAL, "the connection was reset")
+
+        monkeypatch.setattr(stream, "setsockopt", refuse)
+        wire = Wire(stream)
+        assert not wire.closed
+        wire.sever()
+
+
 async def test_wire_reads_exactly_what_was_asked_and_ends_in_an_error() -> None:
     near, far = await trio.to_thread.run_sync(_connected_pair)
     wire = Wire(trio.SocketStream(trio.socket.from_stdlib_socket(near)))
@@ -355,10 +379,10 @@ async def test_connection_is_read_when_it_is_its_turn() -> None:
         turns.append(trio.current_time())
 
     began = trio.current_time()
-    assert await connection.read(3) == bytes(3)
+    assert await connection.read(HEADER_SIZE) == bytes(HEADER_SIZE)
     assert trio.current_time() == began
     connection.turn = turn
-    assert await connection.read(3) == bytes(3)
+    assert await connection.read(HEADER_SIZE) == bytes(HEADER_SIZE)
     assert turns == [trio.current_time()] == [began + 2.0]
 
 

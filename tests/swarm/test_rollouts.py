@@ -454,7 +454,7 @@ async def test_who_reads_no_answer_keeps_nobody_else_from_being_served(
         await until(lambda: digest in modest.offered())
         request = canonical(GroupRequest(digest=digest, offset=0))
         for _ in range(4 * rollouts.FETCH_LIMIT):
-            stream = await hostile.host._network.open_stream(server.peer, PROTOCOL)
+            stream = await hostile.host._network.open_stream(server.peer, PROTOCOL, deadline_s=WAIT_S)
             await stream.write(len(request).to_bytes(4, "big") + request)
             await stream.read(1)  # the answer is under way, and no more of it is taken
         assert server.exchange._answering[hostile.peer] == rollouts.FETCH_LIMIT

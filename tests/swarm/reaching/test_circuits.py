@@ -263,6 +263,51 @@ async def test_strangers_that_call_through_a_relay_take_nothing_from_members() -
         assert bob.refusals.counts() == {Reason.HANDSHAKE_RATE.value: 3}
 
 
+def mute(host: Host) -> None:
+    """Let it answer pings, and no stream that is opened to it."""
+
+    async def never(stream: object) -> None:
+        await trio.sleep_forever()
+
+    host._network.set_stream_handler(never)
+
+
+async def test_relay_that_answers_no_stream_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuits, "MESSAGE_DEADLINE_S", 0.5)
+    async with hosts(2) as (relay, alice):
+        mute(relay)
+        with pytest.raises(NetworkError, match=r"did not open a stream of .* within 0\.5 s"), trio.fail_after(WAIT_S):
+            await alice.circuits.reserve(relay.peer_id)
+        assert relay.peer_id in alice.connected()
+
+
+async def test_who_takes_no_call_that_is_passed_on_keeps_no_place_of_a_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_relay, "MESSAGE_DEADLINE_S", 0.5)
+    async with hosts(3) as (relay, alice, bob):
+        await bob.circuits.reserve(relay.peer_id)
+        mute(bob)
+        with pytest.raises(NetworkError, match="203"):
+            await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+        await until(lambda: relay.relay.circuits == 0)
+
+
+async def test_relay_that_names_callers_without_end_takes_no_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuits, "CONNECTION_HANDSHAKE_DEADLINE_S", 3600.0)
+    async with hosts(4) as (relay, liar, alice, bob):
+        liar.relay.admits = lambda peer: True
+        await bob.dial(liar.addresses[0], deadline_s=WAIT_S)
+        for one in (relay, liar):
+            await bob.circuits.reserve(one.peer_id)
+        call = circuits.StopMessage(type=circuits.StopMessage.CONNECT, peer=circuits.circuit_peer(alice.peer_id))
+        for _ in range(circuits.PENDING_LIMIT + 1):
+            with contextlib.suppress(NetworkError):  # the last is refused
+                opened = await liar._network.open_stream(bob.peer_id, circuits.STOP_PROTOCOL, deadline_s=WAIT_S)
+                await circuits.write_message(opened.raw, call)  # and not a word of a handshake
+        await until(lambda: bob.refusals.counts() == {Reason.HALF_OPEN.value: 1})
+        assert bob.circuits._pending == {liar.peer_id: circuits.PENDING_LIMIT}
+        await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
+
+
 async def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuits, "PENDING_LIMIT", 1)
     async with hosts(3) as (relay, alice, bob):
@@ -274,7 +319,7 @@ async def test_calls_whose_handshake_is_under_way_are_bounded(monkeypatch: pytes
             await alice.circuits.dial(circuit)
         assert bob.refusals.counts() == {Reason.HALF_OPEN.value: 1}
         await wire.close()
-        await until(lambda: bob.circuits._pending == 0)
+        await until(lambda: not bob.circuits._pending)
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
 
 
@@ -296,7 +341,7 @@ async def test_stranger_whose_handshakes_never_end_keeps_members_out_of_nothing(
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
         for wire in wires:
             await wire.close()
-        await until(lambda: bob.circuits._strangers_pending == 0)
+        await until(lambda: not bob.circuits._strangers_pending)
         await carol.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
 
 
@@ -313,7 +358,7 @@ async def test_call_whose_handshake_does_not_end_gives_its_place_back_in_time(mo
         with pytest.raises(ConnectionClosedError):
             await wire.read(1 << 20)  # more than bob says first
         monkeypatch.setattr(circuits, "CONNECTION_HANDSHAKE_DEADLINE_S", WAIT_S)
-        await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
+        await until(lambda: not bob.circuits._pending and not bob.circuits._strangers_pending)
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
 
 
@@ -325,9 +370,9 @@ async def test_call_gives_its_place_back_when_its_relay_is_gone(monkeypatch: pyt
         circuit = parse_any(through(relay, bob.peer_id))
         assert isinstance(circuit, CircuitAddress)
         await alice.circuits.dial(circuit)
-        assert (bob.circuits._pending, bob.circuits._strangers_pending) == (1, 1)
+        assert bob.circuits._pending == bob.circuits._strangers_pending == {relay.peer_id: 1}
         await bob.close(bob.connection(relay.peer_id))
-        await until(lambda: bob.circuits._pending == bob.circuits._strangers_pending == 0)
+        await until(lambda: not bob.circuits._pending and not bob.circuits._strangers_pending)
 
 
 @pytest.mark.parametrize("belongs", ["is admitted", "is expected", "comes first", "is a stranger"])
@@ -357,7 +402,7 @@ async def test_nothing_is_relayed_over_a_circuit_nor_taken_from_a_relay_that_was
         await alice.dial(through(relay, bob.peer_id), deadline_s=WAIT_S)
         with pytest.raises(NetworkError, match="without a relay"):
             await alice.circuits.reserve(bob.peer_id)
-        stream = (await alice._network.open_stream(bob.peer_id, HOP_PROTOCOL)).raw
+        stream = (await alice._network.open_stream(bob.peer_id, HOP_PROTOCOL, deadline_s=WAIT_S)).raw
         await stream.write(b"\x02\x08\x00")  # RESERVE
         assert b"\xca\x01" in await stream.read(64), "202: permission denied"
         bob.circuits._reserved.clear()

@@ -14,9 +14,11 @@ import trio
 from shoal.protocol.errors import NetworkError
 from shoal.protocol.identity import Identity, PeerId
 from shoal.swarm.host import Host
+from shoal.swarm.lanes import pool as pool_module
 from shoal.swarm.lanes.frame import FrameHeader, FrameKind
 from shoal.swarm.lanes.limits import RateLimit
 from shoal.swarm.lanes.pool import LanePool
+from shoal.swarm.lanes.seal import LaneProposal, LaneVia, encode_handshake
 from shoal.swarm.reaching import reach as reach_module
 from shoal.swarm.reaching import relayed_lanes as relayed_lanes_module
 from shoal.swarm.reaching.observed_addresses import ObservedAddressServer
@@ -311,3 +313,43 @@ async def test_nobody_is_met_at_a_node_that_is_no_relay_of_ones_own() -> None:
         with pytest.raises(NetworkError):
             await alice.lanes.ensure(bob.peer, deadline_s=3.0)
         assert relay.relayed_lanes.relayed_lanes <= 1
+
+
+async def test_who_wants_to_meet_everywhere_at_once_is_met_at_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MEETINGS_LIMIT", 2 * pool_module.PEER_MEETINGS_LIMIT + 2)
+    async with nodes(relays=3) as made:
+        alice, bob, first, *others = made
+        came: list[trio.SocketStream] = []
+
+        async def hold(stream: trio.SocketStream) -> None:
+            came.append(stream)
+            await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery:
+            (listener,) = await nursery.start(partial(trio.serve_tcp, hold, 0, host="127.0.0.1"))
+            address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+            monkeypatch.setattr(Facts, "addresses_of", lambda facts, relay: (address,))
+            bob.lanes._listener.comes_first = lambda peer: peer == others[1].peer
+
+            async def offers(peer: PeerId) -> int:
+                """How many of its offers, one more than may be, are taken."""
+                taken = 0
+                for _ in range(pool_module.PEER_MEETINGS_LIMIT + 1):
+                    via = LaneVia(relay=first.peer, ticket=os.urandom(16))
+                    proposal = LaneProposal(me=peer, peer=bob.peer, swarm_id=b"swarm", lanes=1, via=via)
+                    with contextlib.suppress(NetworkError):
+                        await bob.lanes.answer(peer, encode_handshake(proposal.offer))
+                        taken += 1
+                return taken
+
+            limit = pool_module.PEER_MEETINGS_LIMIT
+            assert await offers(alice.peer) == limit
+            assert await offers(first.peer) == 1, "half is for those who come first"
+            assert await offers(others[0].peer) == 0
+            assert await offers(others[1].peer) == limit
+            await until(lambda: len(came) == 2 * limit + 1)
+            for stream in came:
+                await stream.aclose()
+            await until(lambda: not bob.lanes._meetings)
+            assert await offers(alice.peer) == limit
+            nursery.cancel_scope.cancel()
