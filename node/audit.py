@@ -57,10 +57,14 @@ class AuditTrail:
         self._link(kept, "contribution")
 
     def made_of(self, term: Term, made: Made, learnt: F32) -> None:
-        """Write what a contribution was made of: what was learnt ``(numel,)``, and the values that were encoded."""
-        if not self._enabled or learnt.size > INPUT_LIMIT_VALUES:
-            return
+        """Write what a contribution was made of: what was learnt ``(numel,)``, and the values that were encoded.
+
+        Of one that is made once more, by a node whose folder was put back, it stays known when it was made first.
+        """
         root = made.encoded.root
+        is_there = self._folder_of(term, made.round).joinpath(f"input-{root.hex()[:16]}").exists()
+        if not self._enabled or learnt.size > INPUT_LIMIT_VALUES or is_there:
+            return
         body = {"root": root, "base": made.base, "learnt": learnt.tobytes(), "values": made.values.tobytes()}
         self._write(term, made.round, f"input-{root.hex()[:16]}", msgspec.msgpack.encode(body))
 
@@ -135,8 +139,11 @@ class AuditTrail:
             partial.hardlink_to(kept)
             partial.replace(kept.with_name(name))
 
+    def _folder_of(self, term: Term, round: int) -> Path:
+        return self._folder / f"{term.rebases}.{term.rollbacks}-{round}"
+
     def _write(self, term: Term, round: int, name: str, data: bytes | memoryview) -> Path:
-        folder = self._folder / f"{term.rebases}.{term.rollbacks}-{round}"
+        folder = self._folder_of(term, round)
         with disk_errors(self._folder):
             folder.mkdir(parents=True, exist_ok=True)
             partial = folder / f"{name}.partial"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -26,11 +26,13 @@ from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError
 from shoal.protocol.identity import Identity, PeerId, verify
 from shoal.protocol.manifest import load_manifest
-from shoal.protocol.messages import Value
+from shoal.protocol.messages import Count, Peer, Value
 from shoal.protocol.wire import canonical
 
 DOMAIN: Final = b"shoal/card"
 CARD_LIMIT_BYTES: Final = 4096
+_LATEST_S: Final = 1 << 37
+_Hash = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,17 +42,17 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gave_rounds: those that counted its work.
     """
 
-    swarm: str
-    name: str
-    peer: PeerId
-    rounds: int
-    first: int
-    last: int
-    certificate: str
-    gave_rounds: int
-    tokens: int
-    since: float | None
-    signature: str = ""
+    swarm: _Hash
+    name: Annotated[str, msgspec.Meta(max_length=64)]
+    peer: Peer
+    rounds: Count
+    first: Count
+    last: Count
+    certificate: _Hash
+    gave_rounds: Count
+    tokens: Count
+    since: Annotated[float, msgspec.Meta(ge=0, le=_LATEST_S)] | None
+    signature: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{128})?\Z")] = ""
 
     @property
     def preimage(self) -> bytes:

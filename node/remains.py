@@ -1,7 +1,8 @@
 """Remains of a node on its machine: which files lie where, of what use each is, and how they are removed.
 
     data folder      ─► what Shoal wrote there, by name; whatever else lies there is its user's, and stays. Some of
-                        the names anybody may give: a folder without one that only a node gives is no data folder
+                        the names anybody may give: a folder without one that only a node gives is no data folder,
+                        and one in it with anything that no node puts there stays whole
     state folder     ─► what the node founded, in the record of all that its user did (`founded.py`)
 
 Keys are told apart: a node's is its identity, of the authority's there is no other, and neither can be made again. Nor
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.node.founded import forget, founded_by, line_of, record_path
+from shoal.node.state.folder_contents import is_a_nodes
 from shoal.node.state.store import disk_errors, locked
 
 KEYS: Final = {
@@ -34,10 +36,11 @@ KEYS: Final = {
 }
 FILES: Final = {
     "agreement.log": "what this node promised",
+    "agreement.log.*": "what an earlier node here promised",
     "chain.log": "the certificates of all rounds",
     "*.damaged": "a log as it was when damage was found",
-    "*.partial": "a file that a node did not live to write",
     "boot": "how often a node started here",
+    "boot.*": "how often an earlier node started here",
     "name": "the name that --name gave it",
     "swarm": "which swarm it is of",
     "swarm.toml": "the manifest",
@@ -55,6 +58,7 @@ FILES: Final = {
     "elsewhere": "that this key was seen elsewhere",
     "checkpoint": "where the link points that it came with",
     "peers.json": "addresses of peers",
+    "peers.json.*": "addresses of an earlier node's peers",
     "invite": "its invite",
     "revocations": "who is shut out",
     "events*.jsonl": "the event log",
@@ -167,7 +171,7 @@ def _of_folder(data_dir: Path) -> Iterator[Remains]:
         return
     for path in paths:
         key, use = _use(path, KEYS), _use(path, FILES)
-        if key is not None or use is not None:
+        if key is not None or (use is not None and is_a_nodes(path)):
             yield Remains(path=path, use=key or use or "", size=_size(path), is_key=key is not None)
 
 
@@ -176,7 +180,8 @@ def _entries(data_dir: Path) -> list[Path]:
 
 
 def _use(path: Path, names: dict[str, str]) -> str | None:
-    return next((use for name, use in names.items() if fnmatchcase(path.name, name)), None)
+    name = path.name.removesuffix(".partial")  # which nobody lived to write
+    return next((use for pattern, use in names.items() if fnmatchcase(name, pattern)), None)
 
 
 def _size(path: Path) -> int:

@@ -146,7 +146,7 @@ class NodeView:
         parts, rounds, page, training = self._p, self._rounds, self._page(), self._p.training_client
         standing, (upload, download) = rounds.standing(), parts.lanes.caps
         steps, fetched = training.steps_made, parts.state_store.fetched
-        rows = {row.peer: row for row in peers}
+        rows, phase = {row.peer: row for row in peers}, rounds.engine.phase
         missing = [str(peer) for peer in standing.missing]
         document = Status(
             peer_id=parts.identity.peer_id,
@@ -154,7 +154,7 @@ class NodeView:
             addresses=list(parts.host.addresses),
             reachability=self._reaching.reachability,
             proven=[*self._reaching.proven, *self._reaching.proven_lanes],
-            phase=rounds.engine.phase,
+            phase=phase,
             why_paused=self._why_paused(),
             step=None if steps is None else steps.step,
             steps=None if steps is None else steps.steps,
@@ -190,7 +190,7 @@ class NodeView:
             metric="" if training.metric is None else training.metric_name,
             train_loss=training.loss,
             train_metric="" if training.loss is None else training.loss_metric,
-            tokens_per_s=training.tokens_per_s or None,
+            tokens_per_s=None if standing.stuck or phase in IDLE_PHASES else training.tokens_per_s or None,
             blocked_fraction=training.blocked_fraction,
             rollouts=None if rounds.sharing is None else rounds.sharing.status,
             fetched={

@@ -1,10 +1,13 @@
-"""Folders, and what was renamed in them, that survive a power cut."""
+"""Folders, and what was renamed in them, that survive a power cut; and files that are files."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 OPEN_MODE = 0o777
 """As the user's mask leaves it."""
@@ -17,6 +20,24 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file of one's user's for reading; a pipe or a device is none, and nobody waits for its writer.
+
+    Raises OSError.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return open(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def make_folder(path: Path, *, mode: int = OPEN_MODE) -> None:

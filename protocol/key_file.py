@@ -3,8 +3,9 @@
     openssl pkey -in node.key -text            reads one
     SHOAL_KEY_PASSPHRASE_FILE=/run/secret      names the file with the passphrase, one line, closed to others as well
 
-A key that is made while a passphrase is given is encrypted with it; one that is encrypted can be read with it alone.
-Who is asked for a passphrase at a terminal gives it once for each process. Encryption is PBES2 of RFC 8018 (scrypt or
+A key that is made while a passphrase is given is encrypted with it, and so is one that is made in the folder of another
+that a passphrase opened; what is encrypted can be read with its passphrase alone. Who is asked for one at a terminal
+gives it once for each process. Encryption is PBES2 of RFC 8018 (scrypt or
 PBKDF2, AES-256-CBC), as the library cryptography sees fit.
 
 Behind the key, where PEM has room for any text, stands the public one: it is compared when the key is read.
@@ -65,6 +66,8 @@ PASSPHRASE_VARIABLE = "SHOAL_KEY_PASSPHRASE_FILE"
 _PUBLIC = b"public key: "
 _ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
+_opened_by: dict[Path, bytes] = {}
+"""By folder, the passphrase that opened a key in it."""
 ask: Callable[[str], str] | None = None
 """Asks the user at a terminal; set by the command line, None where nobody can be asked."""
 
@@ -86,6 +89,8 @@ def read(path: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path} holds a key of another kind than Ed25519; {remedy}")
     says = [line for line in data.splitlines() if line.startswith(_PUBLIC)]
+    if passphrase is not None:
+        _opened_by[path.parent] = passphrase
     if says and _public_line(key) not in says:
         raise ConfigError(f"{path} is damaged: what it holds is another node's key than it says; {remedy}")
     return key
@@ -97,7 +102,7 @@ def publish(path: Path, key: Ed25519PrivateKey) -> None:
     A crash at any point leaves no key file or a complete one: the bytes go to a private temporary first, and `link`
     then gives them the name, failing if somebody has it already. Raises ConfigError, StorageError.
     """
-    _write(path, _pem(key, given_passphrase()), replacing=False)
+    _write(path, _pem(key, given_passphrase() or _opened_by.get(path.parent)), replacing=False)
 
 
 def replace(path: Path, key: Ed25519PrivateKey) -> None:

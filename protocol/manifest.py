@@ -23,6 +23,7 @@ from blake3 import blake3
 from msgspec import Meta
 
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError, nearest
+from shoal.protocol.folders import open_file
 from shoal.protocol.identity import PeerId, parse_peer_id
 from shoal.protocol.manifest_rollouts import RolloutsSection, check_rollouts
 from shoal.protocol.manifest_sync import SyncSection
@@ -510,7 +511,7 @@ def load_manifest(path: Path | str) -> Manifest:
     """The manifest in the file at `path`. Raises ConfigError (one line, naming file, section and key)."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(MANIFEST_LIMIT_BYTES + 1)
     except FileNotFoundError:
         hint = _instead_of(path)

@@ -470,8 +470,12 @@ def _is_free(node: NodeProcess) -> bool:
 
 
 def _took_part(node: NodeProcess, swarm: Field, since: float) -> bool:
-    """True if it is of a round that ended since, or, where no round has members, ended one."""
-    ended = (event for event in swarm.journal.of(RoundEnded, node.index) if event.at > since)
+    """True if it is of a round that ended since, or, where no round has members, ended one.
+
+    Where rounds are certified an agent's own are none of the swarm's.
+    """
+    kind = Certified if swarm.journal.of(Certified) else RoundEnded
+    ended = (event for event in swarm.journal.of(kind, node.index) if event.at > since)
     return any(not isinstance(event, Certified) or node.peer_id in event.members for event in ended)
 
 

@@ -84,11 +84,13 @@ class Guard:
         looks = request.method in ("GET", "HEAD")
         if not looks and not _from_this_origin(request):
             return PlainTextResponse("only the page itself may ask this\n", HTTPStatus.FORBIDDEN)
-        if looks and (self._open_to_view or request.url.path.startswith("/static/")):
+        if looks and (self._open_to_view or _path_of(request).startswith("/static/")):
             return None
         return None if self._knows(request) else self._ask_for_token(request)
 
     def _names_this_host(self, host: str) -> bool:
+        if not set(host).isdisjoint("/?#@\\"):
+            return False
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:
@@ -110,18 +112,23 @@ class Guard:
     def _ask_for_token(self, request: Request) -> Response:
         given = request.query_params.get("token")
         if request.method == "GET" and given is not None and _same(given, self._token):
-            answer: Response = RedirectResponse(request.url.path, HTTPStatus.SEE_OTHER)
+            answer: Response = RedirectResponse(_path_of(request), HTTPStatus.SEE_OTHER)
             answer.set_cookie(
                 COOKIE, _cookie_of(self._token), max_age=COOKIE_LIFE_S, path="/", httponly=True, samesite="strict"
             )
             return answer
-        if request.url.path == "/":
+        if _path_of(request) == "/":
             return HTMLResponse(_ASK_FOR_TOKEN, HTTPStatus.UNAUTHORIZED)
         return PlainTextResponse(
             f"send the token of the file {TOKEN_NAME} in the node's data folder: Authorization: Bearer …\n",
             HTTPStatus.UNAUTHORIZED,
             {"www-authenticate": "Bearer"},
         )
+
+
+def _path_of(request: Request) -> str:
+    """The path by which a request is routed: its URL is put together from what the sender says is the host."""
+    return "/" + str(request.scope["path"]).lstrip("/")
 
 
 async def _refuse_websocket(send: Send) -> None:

@@ -27,6 +27,7 @@ from shoal.node.reporting.event_files import (
     start_anew,
 )
 from shoal.node.reporting.events import EVENTS, Event, UnknownEvent
+from shoal.protocol.errors import ConfigError
 
 LINE_LIMIT_BYTES: Final = 1 << 20
 """A line that is longer is none."""
@@ -51,6 +52,8 @@ class EventLog:
         self._lock = threading.Lock()
         self._path = path
         self._limit_bytes = limit_bytes
+        if path.is_fifo():
+            raise ConfigError(f"{path} is a pipe; move it away: others can read the log as it grows")
         self._file: BinaryIO = path.open("ab+")
         with suppress(OSError):
             if not ends_a_line(self._file):  # as a node left it that did not live to end it

@@ -197,6 +197,8 @@ def _check_chunks(path: Path, state: TensorFile, value: Value, chunk_values: int
         raise BadCheckpoint(f"{path} holds no {len(kinds)} vectors of one length; use another checkpoint")
     grid = Grid(numel, chunk_values)
     chunks = [(kind, chunk) for kind in kinds for chunk in range(grid.chunks)]
+    if set(state.names) != set(kinds) or any((state.dtype(k), state.shape(k)) != ("F32", (numel,)) for k in kinds):
+        raise BadCheckpoint(f"{path} has other tensors than a certified state; use another checkpoint")
     told = header_in(state)
 
     def hash_of(place: tuple[StateKind, int]) -> bytes:
@@ -251,8 +253,10 @@ def _check_beside(files: CheckpointFiles, header: StateHeader) -> tuple[str, ...
     """The names of the other files that are damaged or do not belong here."""
     bad = []
     try:
-        if not files.growing and read_layout(files.folder / LAYOUT).digest != header.layout:
-            bad.append(LAYOUT)
+        if not files.growing:
+            layout = read_layout(files.folder / LAYOUT)
+            if (layout.digest, layout.numel) != (header.layout, header.numel):
+                bad.append(LAYOUT)
     except ConfigError:
         bad.append(LAYOUT)
     return tuple(bad)

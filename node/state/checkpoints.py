@@ -35,7 +35,7 @@ from shoal.node.state.store import decode_entry, disk_errors, frame_record, read
 from shoal.node.training.trainer_messages import Layout
 from shoal.protocol.chain import Chain, Position
 from shoal.protocol.errors import ConfigError, StorageError
-from shoal.protocol.folders import make_folder, sync_folder
+from shoal.protocol.folders import make_folder, open_file, sync_folder
 from shoal.protocol.manifest import Manifest, render_manifest
 from shoal.protocol.messages import Entry, Term, Value
 from shoal.protocol.wire import canonical
@@ -254,7 +254,7 @@ def entries_beyond(data_dir: Path, head: Value) -> list[Entry]:
 def read_layout(path: Path) -> Layout:
     """Names and shapes of the parameters. Raises ConfigError that names the file."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(LAYOUT_LIMIT_BYTES + 1)
         if len(data) > LAYOUT_LIMIT_BYTES:
             raise ConfigError(f"{path} is longer than {LAYOUT_LIMIT_BYTES} bytes; use another checkpoint")

@@ -62,10 +62,11 @@ from typing import Self
 import msgspec
 from blake3 import blake3
 
+from shoal.node.state.folder_contents import check_no_others
 from shoal.protocol.chain import Position, next_position
 from shoal.protocol.durable import ABSTAIN, PASSED, DurableRecord
 from shoal.protocol.errors import ConfigError, DiskFull, LocalError, RemoteError, StorageError
-from shoal.protocol.folders import sync_folder
+from shoal.protocol.folders import open_file, sync_folder
 from shoal.protocol.messages import Entry, Term, Value
 from shoal.protocol.private_folder import make_private
 from shoal.protocol.wire import canonical, decode
@@ -489,7 +490,11 @@ class RecordLog:
 
 def read_records(path: Path) -> tuple[list[bytes], int]:
     """The whole records at the start of a log, which may be growing meanwhile, and how many bytes they take."""
-    reading = read_frames(path.read_bytes() if path.exists() else b"")
+    data = b""
+    if path.exists():
+        with open_file(path) as file:
+            data = file.read()
+    reading = read_frames(data)
     return reading.records, reading.good
 
 
@@ -519,6 +524,8 @@ class Store:
         self.folder = folder
         with contextlib.ExitStack() as opened:  # all of it, or nothing
             with disk_errors(folder):
+                if not (folder / "agreement.log").exists():
+                    check_no_others(folder)
                 make_private(folder)
                 for name in ("state", "finals"):  # synced with the logs that are made in it
                     (folder / name).mkdir(exist_ok=True)

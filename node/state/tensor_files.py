@@ -24,7 +24,7 @@ from blake3 import blake3
 from shoal.node.state.file_memory import NamedMemory, begin_of, give_name, mapping_of
 from shoal.node.state.store import PAGE_BYTES, SYNC_BYTES, disk_errors, write_atomically
 from shoal.protocol.errors import LocalError, StorageError
-from shoal.protocol.folders import sync_folder
+from shoal.protocol.folders import open_file, sync_folder
 
 HEADER_LIMIT_BYTES = 64 << 20
 """Of names, shapes and metadata; the reference implementation allows 100 MB."""
@@ -259,7 +259,7 @@ class TensorFile:
         """Open a file and read its header. Raises DamagedFile, FileNotFoundError, StorageError."""
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 size = file.seek(0, 2)
                 self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if size > _LENGTH_BYTES else b""
         except FileNotFoundError:

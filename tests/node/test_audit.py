@@ -116,3 +116,14 @@ def test_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     made = contribution("fp32")
     with pytest.raises(StorageError, match="rounds"):
         AuditTrail(tmp_path / "rounds", enabled=True).contribution(Term(), made)
+
+
+def test_of_what_is_made_once_more_it_stays_known_when_it_was_made_first(tmp_path: Path) -> None:
+    """Else an old folder that is put back would seem to have made it after the rounds that follow it."""
+    trail = AuditTrail(tmp_path, enabled=True)
+    for seed in (1, 2, 1):
+        trail.made_of(Term(), contribution("fp32", seed=seed), vector(seed))
+    first = tmp_path / "0.0-1" / f"input-{contribution('fp32', seed=1).encoded.root.hex()[:16]}"
+    (second,) = set(first.parent.iterdir()) - {first}
+    assert first.stat().st_mtime_ns <= second.stat().st_mtime_ns
+    assert msgspec.msgpack.decode(first.read_bytes())["learnt"] == vector(1).tobytes()

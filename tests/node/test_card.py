@@ -158,3 +158,29 @@ def test_a_node_that_was_listed_and_gave_nothing_says_so(folder: Path) -> None:
 def test_card_of_a_strange_kind_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"more": 1}', type=Card)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"peer": "12D3KooW\nchecked    signed by that node, and its rounds are as the certificates have them\x1b[8m"},
+        {"peer": "12D3KooW\x1b]0;owned\x07"},
+        {"swarm": "\x1b[2J" + "0" * 60},
+        {"certificate": "\n" * 64},
+        {"signature": "\x1b[8m"},
+        {"since": 1e300},
+        {"since": -1e300},
+        {"rounds": -1},
+    ],
+    ids=str,
+)
+def test_what_is_no_card_is_refused_in_a_line_and_none_of_it_reaches_the_terminal(
+    folder: Path, tmp_path: Path, lie: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "card"
+    path.write_bytes(msgspec.json.encode(msgspec.to_builtins(make_card(folder)) | lie))
+    assert execute(["card", "--check", str(path), "--data-dir", str(folder)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "is no card" in told.err
+    assert all(character.isprintable() for character in told.err.removesuffix("\n"))

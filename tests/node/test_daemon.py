@@ -100,6 +100,7 @@ def test_a_swarm_of_one_grows_pauses_and_shrinks(tmp_path: Path) -> None:
         status = json.loads(shoal("status", "--json", *folder).stdout)
         assert list(status) == STATUS_KEYS.split()
         assert (status["phase"], status["peer_id"], status["missing"]) == ("paused", joiner.peer_id, [])
+        assert status["tokens_per_s"] is None, "it makes no step"
         assert [m["peer_id"] for m in status["members"]] == sorted(node.peer_id for node in swarm.nodes)
         assert (status["peers"]["known"], status["peers"]["states"]) == (2, {"training": 1, "paused": 1})
         listed = [line.split()[:2] for line in shoal("status", "--peers", *folder).stdout.splitlines()]

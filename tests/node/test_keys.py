@@ -100,3 +100,20 @@ def test_commands_rotate_and_protect_the_keys_of_a_folder(
     monkeypatch.setenv(key_file.PASSPHRASE_VARIABLE, "")
     assert execute(["id", "--data-dir", str(folder)]) == 2
     assert "--key-passphrase-file" in capsys.readouterr().err
+
+
+def test_rotation_of_a_key_whose_passphrase_was_typed_gives_another_that_it_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phrase = tmp_path / "phrase"
+    phrase.write_text("a horse and a battery")
+    phrase.chmod(0o600)
+    monkeypatch.setenv(key_file.PASSPHRASE_VARIABLE, str(phrase))
+    Identity.load_or_create(tmp_path / "node" / "node.key")
+    monkeypatch.delenv(key_file.PASSPHRASE_VARIABLE)
+    key_file._asked.cache_clear()
+    monkeypatch.setattr(key_file, "ask", lambda question: "a horse and a battery")
+    rotated = rotate(tmp_path / "node")
+    assert key_file.is_encrypted(tmp_path / "node" / "node.key")
+    assert key_file.is_encrypted(rotated.kept)
+    assert Identity.load(tmp_path / "node" / "node.key").peer_id == rotated.after

@@ -207,3 +207,40 @@ def test_command_where_there_is_nothing_says_so(
     first = capsys.readouterr().out.splitlines()[0]
     assert first == f"nothing of Shoal's lies in {tmp_path / 'none'}"
     assert not (tmp_path / "none").exists()
+
+
+def test_folders_of_plain_names_that_hold_more_than_a_nodes_stay_and_no_node_begins_around_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_path / "project"
+    mine = [project / name for name in ("checkpoints/run-epoch9.pt", "state/paper.tex", "transfer/in.csv", "x.partial")]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    Identity.load_or_create(project / "node.key")
+    assert execute(["uninstall", "--remove", "--data-dir", str(project)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert {f"not Shoal's, and stays: {project / name}" for name in ("checkpoints", "state", "transfer")} <= set(out)
+    with pytest.raises(ConfigError, match=r"state has files that are no node's.*choose another --data-dir"):
+        Store(project)
+    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
+    for path in mine:
+        path.unlink()
+    with Store(project):
+        pass
+
+
+def test_a_node_that_is_there_begins_whatever_its_user_put_into_its_folders(folder: Path) -> None:
+    note = folder / "checkpoints" / "README"
+    note.parent.mkdir()
+    note.write_text("mine")
+    with Store(folder):
+        pass
+    remove_remains(folder, keys=True)
+    assert note.read_text() == "mine"
+
+
+def test_what_was_moved_aside_for_another_key_is_known(folder: Path) -> None:
+    for name in ("agreement.log.x3fAbC12", "boot.x3fAbC12", "peers.json.x3fAbC12", "swarm.toml.partial"):
+        (folder / name).write_text("of Shoal's")
+    assert [path.name for path in others_in(folder)] == ["node.keys", "notes.txt"]

@@ -223,4 +223,10 @@ PAGE: tuple[Bug, ...] = (
         'except ValueError:\n    return host == "localhost"',
         "except ValueError:\n    return True",
     ),
+    bug(
+        "a host that is no name but a path is this node's",
+        "tests/node/dashboard/test_app.py::test_a_name_that_somebody_else_points_here_is_refused",
+        'if not set(host).isdisjoint("/?#@\\\\"):',
+        "if False:",
+    ),
 )

@@ -985,4 +985,28 @@ STATE: tuple[Bug, ...] = (
         "if self.shape is not None and (header.numel, header.chunk_values) != self.shape[1:]:",
         "if False:",
     ),
+    bug(
+        "a state of other tensors than were certified is verified",
+        "tests/node/state/test_checkpoint_check.py::test_what_does_not_hold_is_named",
+        'any((state.dtype(k), state.shape(k)) != ("F32", (numel,)) for k in kinds)',
+        "False",
+    ),
+    bug(
+        "a layout of another length belongs to a checkpoint",
+        "tests/node/state/test_checkpoint_check.py::test_damage_beside_the_state_is_told_apart",
+        "if (layout.digest, layout.numel) != (header.layout, header.numel):",
+        "if layout.digest != header.layout:",
+    ),
+    bug(
+        "a pipe or a device passes for a file",
+        "tests/node/state/test_checkpoint_check.py::test_what_does_not_hold_is_named",
+        """
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        """,
+        """
+        if False:
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        """,
+    ),
 )

@@ -58,6 +58,11 @@ def test_user_at_a_terminal_is_asked_for_the_passphrase(
     for _ in range(2):
         assert Identity.load(path).peer_id == made.peer_id
     assert asked == [f"Passphrase of {path}: "]
+    beside, elsewhere = tmp_path / "authority.key", tmp_path / "other" / "node.key"
+    for other in (beside, elsewhere):
+        Identity.load_or_create(other)
+    assert key_file.is_encrypted(beside), "with what opened the one that was there"
+    assert not key_file.is_encrypted(elsewhere)
 
 
 @pytest.mark.parametrize("protected", [False, True])

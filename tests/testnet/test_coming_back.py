@@ -47,6 +47,10 @@ if mode == "follows":
     for round in range(1, 10**6):
         log("certified", round=round, digest="", members=["another"])
         time.sleep(0.01)
+if mode == "samples":
+    for round in range(1, 10**6):
+        log("rollouts", round=round, tokens=1, reward=None, own=1, external=0, external_reward=None, origins={})
+        time.sleep(0.01)
 if mode == "is done":
     sys.exit()
 if mode == "crashes":
@@ -113,6 +117,7 @@ async def test_who_is_put_back_may_refuse_in_one_line_and_is_told_that_this_copy
         ("breaks", "node 0 ended after its restore"),
         ("hangs", "node 0 took part in no round within 1 s of its restore"),
         ("follows", "node 0 took part in no round within 1 s of its restore"),
+        ("samples", "node 0 took part in no round within 1 s of its restore"),
     ],
 )
 async def test_whatever_else_comes_of_an_old_folder_is_a_failure(mode: str, what: str, tmp_path: Path) -> None:
@@ -120,7 +125,7 @@ async def test_whatever_else_comes_of_an_old_folder_is_a_failure(mode: str, what
         await copy_folder(RESTORE, swarm)
         await strike(RESTORE, swarm)
         with pytest.raises(NotWhole, match=what):
-            await until_whole(RESTORE, swarm, limit_s=1.0 if mode in ("hangs", "follows") else DEADLINE_S)
+            await until_whole(RESTORE, swarm, limit_s=DEADLINE_S if mode in ("crashes", "breaks") else 1.0)
         assert len(swarm.node(0).lives) == 2, "nobody told it to go on"
 
 

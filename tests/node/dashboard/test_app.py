@@ -204,7 +204,10 @@ def test_the_page_answers_under_addresses_and_its_own_names(app: ASGIApp, host: 
     assert trio.run(lambda: ask(app, "/api/snapshot", headers={"host": host})).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8420", "127.0.0.1.evil.example", "", "[", "local host"])
+OTHERS = ("evil.example", "evil.example:8420", "127.0.0.1.evil.example", "", "[", "local host", "127.0.0.1/static/x")
+
+
+@pytest.mark.parametrize("host", OTHERS)
 async def test_a_name_that_somebody_else_points_here_is_refused(app: ASGIApp, swarm: SyntheticSwarm, host: str) -> None:
     for path, method in (("/", "GET"), ("/api/snapshot", "GET"), ("/metrics", "GET"), ("/api/leave", "POST")):
         answer = await ask(app, path, method=method, headers={**ORDER, **KEY, "host": host})

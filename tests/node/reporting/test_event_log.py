@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from shoal.node.reporting.event_log import (
 )
 from shoal.node.reporting.events import EVENTS, CaughtUp, Certified, Evaluated, Holding, Left, TaskRewards, UnknownEvent
 from shoal.protocol.amending import Setting
+from shoal.protocol.errors import ConfigError
 
 FULL = Path("/dev/full")
 HOLDING = b'{"at":1.5,"event":"holding","round":3,"phase":"reduce","progress":0.4}'
@@ -148,3 +150,9 @@ def test_whole_log_is_read_over_what_is_damaged(tmp_path: Path) -> None:
     assert list(read_kind(log, CaughtUp)) == [CaughtUp(at=2.0, round=7)]
     log.write_bytes(HOLDING + b"\n" + line_of(CaughtUp(at=2.0, round=7)))
     assert read_last(log, len(HOLDING)) == [CaughtUp(at=2.0, round=7)]
+
+
+def test_log_that_is_a_pipe_is_refused_in_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")
+    with pytest.raises(ConfigError, match=r"events\.jsonl is a pipe; move it away"):
+        EventLog(tmp_path / "events.jsonl")

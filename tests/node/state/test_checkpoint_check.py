@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from shoal.collectives.state import header_of
 from shoal.node.state.checkpoint_check import CheckpointReport, check_checkpoint
 from shoal.node.state.checkpoint_export import export_model
+from shoal.node.state.checkpoints import read_layout
 from shoal.node.state.state_files import write_state
 from shoal.node.state.store import frame_record
 from shoal.node.training.trainer_messages import Layout
@@ -160,6 +163,40 @@ def no_state(ledger: CheckpointLedger, folder: Path) -> None:
     (folder / "state.safetensors").unlink()
 
 
+def rewrite_header(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "state.safetensors"
+    data = path.read_bytes()
+    header = json.loads(data[8 : data_start(path)])
+    change(header)
+    told = json.dumps(header).encode()
+    path.write_bytes(len(told).to_bytes(8, "little") + told + data[data_start(path) :])
+
+
+def another_type(ledger: CheckpointLedger, folder: Path) -> None:
+    rewrite_header(folder, lambda header: header["anchor"].update(dtype="I32"))
+
+
+def another_shape(ledger: CheckpointLedger, folder: Path) -> None:
+    rewrite_header(folder, lambda header: header["anchor"].update(shape=[2, header["anchor"]["shape"][0] // 2]))
+
+
+def another_tensor(ledger: CheckpointLedger, folder: Path) -> None:
+    end = ledger.states[2].numel * 8
+    rewrite_header(
+        folder, lambda header: header.update(evil={"dtype": "F32", "shape": [0], "data_offsets": [end, end]})
+    )
+
+
+def a_pipe(ledger: CheckpointLedger, folder: Path) -> None:
+    (folder / "state.safetensors").unlink()
+    os.mkfifo(folder / "state.safetensors")
+
+
+def a_chain_that_is_a_device(ledger: CheckpointLedger, folder: Path) -> None:
+    (folder / "chain").unlink()
+    (folder / "chain").symlink_to("/dev/zero")
+
+
 def no_header(ledger: CheckpointLedger, folder: Path) -> None:
     (folder / "state.safetensors").write_bytes(b"\xff" * 200)
 
@@ -181,6 +218,11 @@ def of_the_beginning(ledger: CheckpointLedger, folder: Path) -> None:
         (another_swarm, "chain", "entry 1 does not hold"),
         (no_state, "state.safetensors", "there is no"),
         (no_header, "state.safetensors", "damaged"),
+        (another_type, "state.safetensors", "has other tensors than a certified state"),
+        (another_shape, "state.safetensors", "has other tensors than a certified state"),
+        (another_tensor, "state.safetensors", "has other tensors than a certified state"),
+        (a_pipe, "state.safetensors", "it is no regular file"),
+        (a_chain_that_is_a_device, "chain", "it is no regular file"),
         (of_the_beginning, "state.safetensors", "the initial state, which nobody certifies"),
     ],
 )
@@ -200,8 +242,11 @@ def test_checkpoint_of_another_swarm_is_told_by_the_readers_manifest(checkpoint:
     assert "of another swarm" in str(report.error)
 
 
-def test_damage_beside_the_state_is_told_apart(checkpoint: Path) -> None:
+@pytest.mark.parametrize("what", ["names", "length"])
+def test_damage_beside_the_state_is_told_apart(checkpoint: Path, what: str) -> None:
     layout = Layout(names=("other",), shapes=((10_000,),), numel=10_000)
+    if what == "length":
+        layout = msgspec.structs.replace(read_layout(checkpoint / "layout.json"), numel=10_001)
     (checkpoint / "layout.json").write_bytes(msgspec.json.encode(layout))
     report = check_checkpoint(checkpoint)
     assert (report.ok, report.state_ok, report.bad_files) == (False, True, ("layout.json",))
