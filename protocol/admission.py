@@ -34,12 +34,17 @@ def _forget(revocations: Revocations) -> None:
     """Discard the revocations, as a node without a disk does."""
 
 
+def _no_key(mine: Revocations, theirs: Revocations) -> None:
+    """Sign nothing, as whoever has not the authority's key."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Admission:
     """The rule of one swarm at one node.
 
     credential: this node's own. members: those of the last certified round. contributed: whether a peer was one after
     any round. named: whom this node's user named. keep: makes a list of revocations durable. clock: seconds since 1970.
+    join: signs what two lists have together, None at whom the authority's key is not.
     """
 
     manifest: Manifest
@@ -49,6 +54,7 @@ class Admission:
     contributed: Callable[[PeerId], bool] = _nobody
     named: frozenset[PeerId] = frozenset()
     keep: Callable[[Revocations], None] = _forget
+    join: Callable[[Revocations, Revocations], Revocations | None] = _no_key
     clock: Callable[[], float] = time.time
     _swarm_id: SwarmId = field(init=False)
     _listed: frozenset[PeerId] = field(init=False)
@@ -123,12 +129,20 @@ class Admission:
         )
 
     def take(self, revocations: Revocations, *, peer: PeerId | None = None) -> bool:
-        """Note a list that came from `peer`; return True if it is news. Raises RemoteError for one that is forged."""
-        if not revocations.is_newer_than(self.revocations):
+        """Note a list that came from `peer`; return True if there is news. Raises RemoteError for one that is forged.
+
+        The authority revokes for good: of two lists of its own, as after its folder was restored, both count.
+        """
+        known = self.revocations
+        goes_on = known is None or set(known.peers) <= set(revocations.peers)
+        if not revocations.is_newer_than(known) and (goes_on or set(revocations.peers) <= set(known.peers)):
             return False
         revocations.check(self._swarm_id, self.manifest.swarm.authority, peer=peer)
-        self.revocations = revocations
-        self.keep(revocations)
+        joined = None if known is None or goes_on else self.join(known, revocations)
+        if joined is None and not revocations.is_newer_than(known):
+            return False
+        self.revocations = joined or revocations
+        self.keep(self.revocations)
         return True
 
     def _reason_revoked(self, peer: PeerId, credential: Credential | None) -> str | None:

@@ -363,7 +363,8 @@ class Members:
         """
         if not self.admission.take(revocations, peer=blame):
             return
-        self.links.broadcast(revocations)
+        assert self.admission.revocations is not None
+        self.links.broadcast(self.admission.revocations)
         if self.admission.is_revoked(self._me, self._record()):
             self.changes.put(Change("revoked", self._me))
         known = {*self._dialling.known(), *self.links.linked(), *self.links.resting()} - {self._me}

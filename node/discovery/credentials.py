@@ -122,7 +122,19 @@ def admission_of(
         except StorageError as error:  # it holds for this run all the same
             logger.warning("the list of revocations is not kept: %s", error)
 
-    admission = Admission(manifest=manifest, revocations=kept_revocations(folder, manifest), keep=keep)
+    def join(mine: Revocations, theirs: Revocations) -> Revocations | None:
+        if manifest.swarm.authority != peer and not (folder / KEY_NAME).exists():
+            return None
+        try:
+            key = authority_key(folder, manifest)
+            newer, older = (mine, theirs) if mine.is_newer_than(theirs) else (theirs, mine)
+            return make_revocations(key, manifest.swarm_id, newer, older.peers)
+        except ConfigError as error:
+            logger.warning("others have another list of revocations; revoke anew whom it lacks: %s", error)
+            return None
+
+    kept = kept_revocations(folder, manifest)
+    admission = Admission(manifest=manifest, revocations=kept, keep=keep, join=join)
     if chain is not None:
         admission.members, admission.contributed = lambda: chain.taking_part, chain.was_member
     admission.named = named

@@ -1159,4 +1159,11 @@ SWARM: tuple[Bug, ...] = (
         "carries_much = kind == TYPE_DATA and length >= SMALL_FRAME_BYTES and self.is_open(stream)",
         "carries_much = kind == TYPE_DATA and length >= SMALL_FRAME_BYTES",
     ),
+    bug(
+        "an authority whose folder was restored forgets whom it revoked since",
+        "tests/protocol/test_invites.py"
+        "::test_authority_whose_folder_was_restored_joins_its_list_with_the_one_that_the_others_have",
+        "joined = None if known is None or goes_on else self.join(known, revocations)",
+        "joined = None",
+    ),
 )

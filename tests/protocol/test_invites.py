@@ -228,6 +228,31 @@ def test_list_is_taken_in_order_of_version_only_if_the_authority_signed_it_for_t
     assert kept == [second]
 
 
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_authority_whose_folder_was_restored_joins_its_list_with_the_one_that_the_others_have(others: int) -> None:
+    kept: list[Revocations] = []
+
+    def join(mine: Revocations, theirs: Revocations) -> Revocations:
+        newer, older = (mine, theirs) if mine.is_newer_than(theirs) else (theirs, mine)
+        return revoked(*older.peers, before=newer)
+
+    theirs: Revocations | None = None
+    for who in (GUEST, BEARER, FOUNDER)[:others]:
+        theirs = revoked(who.peer_id, before=theirs)
+    assert theirs is not None
+    mine = revoked(THIEF.peer_id, before=revoked(GUEST.peer_id))
+    rule, member = admission(keep=kept.append, join=join), admission()
+    assert member.take(theirs)
+    assert rule.take(mine)
+    assert rule.take(theirs) == (others > 1)
+    assert rule.revocations is not None
+    assert set(rule.revocations.peers) == {*mine.peers, *theirs.peers}
+    assert kept[-1] == rule.revocations
+    assert member.take(rule.revocations)
+    assert not rule.take(theirs), "and once"
+    assert not rule.take(rule.revocations)
+
+
 def test_two_lists_of_one_version_end_as_the_same_one_everywhere() -> None:
     lists = [revoked(GUEST.peer_id), revoked(THIEF.peer_id)]
     ends = []

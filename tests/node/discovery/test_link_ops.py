@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shoal.node.discovery.credentials import kept_revocations
+from shoal.node.discovery.credentials import admission_of, kept_revocations, revoke
 from shoal.node.discovery.link_ops import holding_up, link_orders
 from shoal.node.rounds.authority import KEY_NAME
 from shoal.protocol.identity import Identity, PeerId
@@ -63,3 +64,25 @@ async def test_who_takes_part_and_came_with_a_revoked_invite_is_named_beside_it(
     assert {*told[0].peers} == named, "of strangers there is no end, and the list has an end"
     assert kept_revocations(tmp_path, manifest) == told[0]
     assert reply == {"version": 1, "revoked": 3, "counted": [voter.peer_id]}
+
+
+async def test_list_of_a_restored_authority_is_signed_together_with_the_newer_one_that_is_heard(tmp_path: Path) -> None:
+    founder, first, second, third = (Identity.from_seed(bytes([n]) * 32) for n in range(1, 5))
+    lost, folder = tmp_path / "lost", tmp_path / "restored"
+    authority = Identity.load_or_create(lost / KEY_NAME)
+    folder.mkdir(mode=0o700)
+    shutil.copy(lost / KEY_NAME, folder / KEY_NAME)
+    manifest = manifest_of([founder.peer_id], authority=authority.peer_id)
+    for one in (first, second):
+        heard = revoke(lost, manifest, [one.peer_id])
+    assert revoke(folder, manifest, [third.peer_id]).version == 1
+    rule = admission_of(folder, manifest, founder.peer_id)
+    member = admission_of(tmp_path, manifest, founder.peer_id)
+    assert member.take(heard)
+    assert rule.take(heard)
+    joined = rule.revocations
+    assert joined is not None
+    assert (joined.version, set(joined.peers)) == (3, {first.peer_id, second.peer_id, third.peer_id})
+    assert kept_revocations(folder, manifest) == joined
+    assert member.take(joined)
+    assert member.is_revoked(third.peer_id, None)
