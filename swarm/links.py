@@ -41,6 +41,7 @@ from shoal.protocol.errors import NetworkError, RemoteError, ShoalError
 from shoal.protocol.identity import PeerId
 from shoal.protocol.invites import Revocations
 from shoal.protocol.lateness import Lateness
+from shoal.protocol.limits import Rates
 from shoal.protocol.membership import number_of
 from shoal.protocol.messages import Certificate, Rebase
 from shoal.protocol.peering import (
@@ -71,6 +72,8 @@ DIAL_HANDSHAKE_DEADLINE_S = 5.0
 """From when somebody took a connection that this node dialled. This and those that follow are longer by what was late
 of late."""
 HELLO_DEADLINE_S = 5.0
+HELLOS_PER_S, HELLOS_BURST = 2.0, 16.0
+"""Of one peer: to answer takes more than most messages do, and names all peers that are known."""
 ADMISSION_DEADLINE_S = 5.0
 MAKING_LIMIT_S = 16.0
 """Time that the last links took to make up to which the next are waited for: nobody else waits for them meanwhile, and
@@ -246,6 +249,7 @@ class Links:
         self.message_relay = MessageRelay(sealer.peer_id)
         self._guard = ReplayGuard(self._is_kept)
         self._passed_on = ReplayGuard(self._is_kept)
+        self._hellos: Rates[PeerId] = Rates(HELLOS_PER_S, HELLOS_BURST)
         self._admitted = trio.Event()  # set, and replaced, whenever a link comes up
         self._parting: dict[PeerId, trio.Event] = {}  # connections being closed
         self._jobs, self._job_queue = trio.open_memory_channel[Callable[[], Awaitable[None]]](LINK_LIMIT * 4)
@@ -521,6 +525,8 @@ class Links:
     async def _answer_hello(self, stream: MessageStream) -> None:
         deadline_s = self._deadline_s(HELLO_DEADLINE_S)
         hello = decode(await stream.receive(deadline_s=deadline_s), Hello, peer=stream.peer)
+        if not self._hellos.take(stream.peer, trio.current_time()):
+            raise RemoteError("says hello over and over", peer=stream.peer)
         answer, revocations = self._gate.welcome(stream.peer, hello)
         if isinstance(answer, Welcome) and answer.record and not self._make_room(stream.peer, dialled=False):
             answer = self._gate.full(stream.peer)

@@ -1166,4 +1166,10 @@ SWARM: tuple[Bug, ...] = (
         "joined = None if known is None or goes_on else self.join(known, revocations)",
         "joined = None",
     ),
+    bug(
+        "whoever says hello over and over is answered each time",
+        "tests/swarm/test_links.py::test_who_says_hello_over_and_over_is_answered_for_a_while_and_keeps_its_link",
+        "if not self._hellos.take(stream.peer, trio.current_time()):",
+        "if self._hellos.is_spent(stream.peer, -1.0):",
+    ),
 )

@@ -999,3 +999,16 @@ async def test_stream_of_a_connection_that_is_gone_takes_no_part_in_the_next_one
 def waiting_to_be_admitted(node: Node) -> int:
     """Message streams that were opened to it, and whose peer has not said hello."""
     return node.links._admitted.statistics().tasks_waiting
+
+
+async def test_who_says_hello_over_and_over_is_answered_for_a_while_and_keeps_its_link() -> None:
+    async with nodes(1) as (one,), stranger(9) as eager:
+        await eager.say_hello(one)
+        answers = 0
+        with contextlib.suppress(NetworkError):
+            while answers < 4 * links.HELLOS_BURST:
+                await eager.host.request(one.peer, HELLO_PROTOCOL, canonical(HELLO), deadline_s=WAIT_S)
+                answers += 1
+        assert links.HELLOS_BURST - 2 <= answers < 4 * links.HELLOS_BURST
+        assert one.gate.downs == []
+        assert eager.peer in one.links.linked()
