@@ -150,7 +150,11 @@ class _Mark:
 
 
 class _FromReplica:
-    """base − local of a fragment, as it was at the mark; of buffers local itself."""
+    """base − local of a fragment, as it was at the mark; of buffers local itself.
+
+    A buffer that is no longer finite is as the anchor has it: a running mean keeps what one bad row made of it, though
+    the step was dropped, and the anchor to come sets it right.
+    """
 
     def __init__(self, base: Vector, fragment: Fragment, local: HostCopy, contributed: Contributed) -> None:
         self._base, self._fragment, self._local, self._contributed = base, fragment, local, contributed
@@ -165,7 +169,7 @@ class _FromReplica:
             if number < parameters:
                 np.subtract(self._base[there], local[here], out=out[here])
             else:
-                np.copyto(out[here], local[here])
+                np.copyto(out[here], np.where(np.isfinite(local[here]), local[here], self._base[there]))
         if not np.isfinite(out[: self._fragment.numel]).all():
             raise FloatingPointError(
                 "the replica's parameters are no longer finite: a loss was not, or the learning rate is too high"

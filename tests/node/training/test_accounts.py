@@ -8,8 +8,10 @@ import torch
 
 from shoal.collectives.codecs import F32
 from shoal.node.training.accounts import Accounts, SavedAccounts
+from shoal.node.training.flat_parameters import FlatParameters
 from shoal.node.training.trainer_messages import SyncSettings
 from shoal.protocol.errors import ConfigError, LocalError
+from tests.node.normed import model_of
 from tests.node.one_vector import OneVector
 
 NUMEL = 10
@@ -293,3 +295,21 @@ def test_parameters_that_are_not_finite_are_not_contributed() -> None:
     assert str(caught.value) == (
         "the replica's parameters are no longer finite: a loss was not, or the learning rate is too high"
     )
+
+
+def test_running_mean_that_one_bad_row_spoilt_is_contributed_as_the_anchor_has_it_and_set_right_by_the_next() -> None:
+    model = model_of(3, 1)
+    flat = FlatParameters(model, frozen=False, chunk_values=4096)
+    accounts = Accounts(flat, sync=SyncSettings(chunk_values=4096))
+    anchor = flat.gather(flat.new_vector()).numpy().copy()
+    accounts.apply(anchor, round=0)
+    model(torch.full((2, 3), float("nan")))
+    out = np.zeros_like(anchor)
+    own = flat.gather(flat.new_vector()).numpy()
+    spoilt = ~np.isfinite(own)
+    assert spoilt.sum() >= 2 * 3, "means and variances of the first layer at least"
+    accounts.contribute(out, 1)
+    np.testing.assert_array_equal(out[spoilt], anchor[spoilt])
+    assert np.isfinite(out).all()
+    accounts.apply(anchor, round=1, taken=1)
+    assert flat.gather(flat.new_vector()).numpy().tobytes() == anchor.tobytes()
