@@ -133,13 +133,13 @@ class Admission:
 
         The authority revokes for good: of two lists of its own, as after its folder was restored, both count.
         """
-        known = self.revocations
-        goes_on = known is None or set(known.peers) <= set(revocations.peers)
-        if not revocations.is_newer_than(known) and (goes_on or set(revocations.peers) <= set(known.peers)):
+        known, is_newer = self.revocations, revocations.is_newer_than(self.revocations)
+        mine = set() if known is None else set(known.peers)
+        if not is_newer and (mine <= set(revocations.peers) or set(revocations.peers) <= mine):
             return False
         revocations.check(self._swarm_id, self.manifest.swarm.authority, peer=peer)
-        joined = None if known is None or goes_on else self.join(known, revocations)
-        if joined is None and not revocations.is_newer_than(known):
+        joined = None if known is None or mine <= set(revocations.peers) else self.join(known, revocations)
+        if joined is None and not is_newer:
             return False
         self.revocations = joined or revocations
         self.keep(self.revocations)

@@ -171,6 +171,12 @@ def test_init_writes_the_optimizer_that_is_asked_for_where_it_is_the_swarms_to_c
         assert said in capsys.readouterr().err
 
 
+def test_init_founds_nothing_that_no_loop_could_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init(tmp_path, "--workload", "own-loop", "--strategy", "ddp") == 2
+    assert "--strategy ddp: a training loop of one's own steps by itself" in capsys.readouterr().err
+    assert not (tmp_path / "swarm.toml").exists()
+
+
 def test_init_of_a_swarm_for_anyone_names_its_voters_and_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
