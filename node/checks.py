@@ -181,13 +181,20 @@ def _site(mates: Sequence[str], names: Mapping[str, str]) -> str:
     return f"contributes together with {', '.join(names.get(peer, short(peer)) for peer in mates)}"
 
 
+def _alive(status: Status) -> int:
+    """How many other nodes are, for all that is known."""
+    reach = {} if status.peers is None else status.peers.reach
+    return sum(reach.get(way, 0) for way in ("direct", "detour", "suspect"))
+
+
 def _company(status: Status) -> list[Check]:
     if status.peers is None:
         return []
     reach = status.peers.reach
     direct, detour, silent, unlinked = (reach.get(way, 0) for way in ("direct", "detour", "suspect", "unlinked"))
-    company = Check(name="Company", state="ok", detail=f"{count(direct + detour + silent, 'other node')} alive")
-    if direct + detour + silent == 0:
+    alive = _alive(status)
+    company = Check(name="Company", state="ok", detail=f"{count(alive, 'other node')} alive")
+    if alive == 0:
         remedy = "type the line that `shoal link` prints on another machine"
         if len(status.members) > 1:
             remedy = f"start the other members again, or {remedy}"
@@ -214,6 +221,10 @@ def _training(status: Status) -> Check:
     if status.phase == "no quorum":
         doing = "trains on alone" if status.trains_alone else "trains nothing"
         return check(f"{doing} until there is a majority", state="warn")
+    if status.phase == "joining" and status.round and status.digest is None and not _alive(status):
+        detail = f"the state of round {status.round} is not here, nor anybody who may have it"
+        remedy = "start a node that has it, or restore this data folder from a backup"
+        return check(detail, remedy, state="warn", above=True)
     if status.phase in ("joining", "leaving"):
         return check(status.doing)
     if status.rollouts is not None:

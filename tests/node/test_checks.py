@@ -38,6 +38,11 @@ STATUS = Status(
 )
 
 
+NOBODY = PeerSummary(
+    known=3, alive=1, members=3, following=0, behind=0, states={}, reach={"gone": 2}, software={}, tokens_per_s=0.0
+)
+
+
 def checks_of(**changes: Any) -> dict[str, Check]:
     return {check.name: check for check in checked(msgspec.structs.replace(STATUS, **changes)).checks}
 
@@ -64,21 +69,15 @@ def test_whom_a_round_waits_for_is_named_and_who_makes_no_step_is_told_so() -> N
 
 
 def test_a_machine_without_a_network_is_told_to_connect_and_blames_nobody() -> None:
-    nobody = PeerSummary(
-        known=3, alive=1, members=3, following=0, behind=0, states={}, reach={"gone": 2}, software={}, tokens_per_s=0.0
-    )
     for phase, missing in (("no quorum", ["B", "C"]), ("train", ["B"])):
-        found = checks_of(phase=phase, missing=missing, peers=nobody, cut_off=True)
+        found = checks_of(phase=phase, missing=missing, peers=NOBODY, cut_off=True)
         assert {found[name].remedy for name in ("Majority", "Company")} == {CONNECT}
-        assert CONNECT not in {check.remedy for check in checks_of(missing=missing, peers=nobody).values()}
+        assert CONNECT not in {check.remedy for check in checks_of(missing=missing, peers=NOBODY).values()}
 
 
 def test_who_is_alone_is_told_of_the_members_that_are_away_and_else_of_the_link() -> None:
-    nobody = PeerSummary(
-        known=3, alive=1, members=3, following=0, behind=0, states={}, reach={"gone": 2}, software={}, tokens_per_s=0.0
-    )
     remedies = {
-        members: checks_of(peers=nobody, members=STATUS.members[:members])["Company"].remedy for members in (1, 3)
+        members: checks_of(peers=NOBODY, members=STATUS.members[:members])["Company"].remedy for members in (1, 3)
     }
     line = "type the line that `shoal link` prints on another machine"
     assert remedies == {1: line, 3: f"start the other members again, or {line}"}
@@ -127,6 +126,20 @@ def test_a_node_that_waits_without_a_majority_does_not_say_that_it_trains() -> N
         checks = checks_of(missing=["B", "C"], phase="no quorum", trains_alone=trains)
         assert checks["Training"].detail == f"{detail} until there is a majority"
         assert ("trains on alone" in checks["Majority"].detail) == trains
+
+
+def test_a_voter_whose_state_is_lost_and_that_has_nobody_is_told_what_there_is_to_do() -> None:
+    lost = partial(checks_of, phase="joining", digest=None)
+    check = lost(peers=NOBODY)["Training"]
+    assert (check.state, check.above) == ("warn", True)
+    assert check.text == (
+        "the state of round 7 is not here, nor anybody who may have it; "
+        "start a node that has it, or restore this data folder from a backup"
+    )
+    assert lost(peers=msgspec.structs.replace(NOBODY, reach={"direct": 1}))["Training"].state == "ok", (
+        "it comes from there"
+    )
+    assert lost(peers=NOBODY, round=0)["Training"].state == "ok", "there is no state yet"
 
 
 def test_only_members_silent_for_an_hour_are_said_to_be_forgettable() -> None:
