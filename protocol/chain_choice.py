@@ -98,7 +98,9 @@ class ChainChoice:
         longest, slow = self._copy(), list[PeerId]()
         while order and not found:
             peer = order.pop(0)
-            begun: Chain | None = yield from self._fetch(longest, found, peer, first=parts[peer], hurries=bool(order))
+            begun: Chain | None = yield from self._fetch(
+                longest, found, peer, first=parts[peer], hurries=bool(order or slow)
+            )
             if begun is not None:
                 longest = begun
                 slow.append(peer)

@@ -5,8 +5,8 @@
 
 A key that is made while a passphrase is given is encrypted with it, and so is one that is made in the folder of another
 that a passphrase opened; what is encrypted can be read with its passphrase alone. Who is asked for one at a terminal
-gives it once for each process. Encryption is PBES2 of RFC 8018 (scrypt or
-PBKDF2, AES-256-CBC), as the library cryptography sees fit.
+gives it once for each process. Encryption is PBES2 of RFC 8018 (scrypt or PBKDF2, AES-256-CBC), as the library
+cryptography sees fit.
 
 Behind the key, where PEM has room for any text, stands the public one: it is compared when the key is read.
 

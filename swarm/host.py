@@ -417,8 +417,11 @@ class Host:
         return connection is not None and stream.over is connection.muxed_conn
 
     async def hang_up(self, peer: PeerId) -> None:
-        """Close the connection by which this node called a peer, unless this node is called through that (bounded)."""
-        connection = self._network.connection(peer)
+        """Close the connection by which this node called a peer, where there are many (bounded).
+
+        Nothing is done where this node is called through that peer.
+        """
+        connection = self._network.connection(peer) if self._network.is_crowded else None
         if connection is not None and connection.muxed_conn.is_initiator and peer not in self.circuits.reserved:
             await self._network.drop(connection)
 

@@ -124,7 +124,7 @@ class Control(Protocol):
         """True if a stream that a peer opened came over this connection, and not over one before or after it."""
 
     async def hang_up(self, peer: PeerId) -> None:
-        """Close the connection by which this node called a peer, unless this node is called through that."""
+        """Close the connection by which this node called a peer, where there are many."""
 
     def own_host_of(self, peer: PeerId) -> str | None:
         """The IP address of this end of the connection to a peer, None if there is none, or it is relayed."""
@@ -309,7 +309,7 @@ class Links:
                 self._note_making(peer, began, made=made)
 
     async def _leave_mute(self, peer: PeerId) -> None:
-        """Close what a stranger that does not answer a hello was called over: else such fill all connections."""
+        """Hang up on a stranger that does not answer a hello, or such fill all connections; it may have much to do."""
         if self._gate.rank(peer) is Rank.STRANGER and self._link_now(peer) is None:
             await self._host.hang_up(peer)
 

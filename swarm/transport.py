@@ -368,6 +368,11 @@ class Network(Swarm):  # type: ignore[misc]
             if not turn.locked() and self._turns.get(peer_id) is turn:
                 del self._turns[peer_id]
 
+    @property
+    def is_crowded(self) -> bool:
+        """True if half of the connections that there may be are taken."""
+        return 2 * len(self.get_connections()) >= self._connection_limit
+
     async def _make_way(self, new: Muxer) -> None:
         """Drop the connection that `new` replaces. Raises SwarmException if `new` is the one to go."""
         for old in self.get_connections(new.peer_id):

@@ -971,12 +971,19 @@ async def test_stranger_that_was_called_and_answers_no_hello_keeps_no_connection
     monkeypatch.setattr(links, "HELLO_DEADLINE_S", 0.5)
     async with nodes(1) as (one,), stranger(8) as mute, stranger(9) as member:
         one.gate.ranks[member.peer] = Rank.FIRST
-        for silent in (mute, member):
+
+        async def call(silent: Stranger) -> None:
             silent.host.serve(HELLO_PROTOCOL, silent._hold)
             with pytest.raises(NetworkError, match="nothing from"):
                 await one.links.meet(silent.peer, silent.host.addresses, deadline_s=WAIT_S)
+
+        await call(mute)
+        assert mute.peer in one.host.connected(), "there is room, and it may have too much to do"
+        one.host._network._connection_limit = 2
+        for silent in (mute, member):
+            await call(silent)
         assert mute.peer not in one.host.connected()
-        assert member.peer in one.host.connected(), "a member may have too much to do"
+        assert member.peer in one.host.connected(), "who comes first has its place"
 
 
 async def test_stream_of_a_connection_that_is_gone_takes_no_part_in_the_next_ones_link() -> None:
