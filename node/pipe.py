@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -48,7 +48,6 @@ Source: sd-daemon(3).
 _LENGTH = struct.Struct(">I")
 
 Order = TypeVar("Order")
-T = TypeVar("T")
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -83,12 +82,20 @@ def frame_of(message: Message) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
-def decode_frame(decoder: msgspec.msgpack.Decoder[T], frame: bytes, what: str) -> T:
-    """Decode what came in a frame. Raises `LocalError` if it is not `what` it should be, with its article."""
-    try:
-        return decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LocalError(f"not {what}: {error}") from error
+def unpacker(of: Any, what: str) -> Callable[[bytes], Any]:
+    """Return what decodes a frame as `of`, a message or a union of them. what: that it should be, with its article.
+
+    It raises `LocalError` if the frame is something else.
+    """
+    decoder = msgspec.msgpack.Decoder(of)
+
+    def unpack(frame: bytes) -> Any:
+        try:
+            return decoder.decode(frame)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise LocalError(f"not {what}: {error}") from error
+
+    return unpack
 
 
 class Framing:

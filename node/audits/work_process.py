@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-import msgspec
-
-from shoal.node.pipe import Failed, Message, ParentPipe, Stop, decode_frame, describe
+from shoal.node.pipe import Failed, Message, ParentPipe, Stop, describe, unpacker
 from shoal.node.training.trainer_messages import Assignment, Scalar
 
 LOWEST_PRIORITY = 19
@@ -43,18 +41,8 @@ class WorkReply(Message, frozen=True, kw_only=True):
     after: float
 
 
-_REQUESTS: msgspec.msgpack.Decoder[WorkRequest | Stop] = msgspec.msgpack.Decoder(WorkRequest | Stop)
-_REPLIES: msgspec.msgpack.Decoder[WorkReply | Failed] = msgspec.msgpack.Decoder(WorkReply | Failed)
-
-
-def unpack_request(frame: bytes) -> WorkRequest | Stop:
-    """Decode what the daemon sent. Raises LocalError if it is no request."""
-    return decode_frame(_REQUESTS, frame, "a request to weigh work")
-
-
-def unpack_reply(frame: bytes) -> WorkReply | Failed:
-    """Decode what the process answered. Raises LocalError if it is no answer."""
-    return decode_frame(_REPLIES, frame, "what a contribution weighs")
+unpack_request: Callable[[bytes], WorkRequest | Stop] = unpacker(WorkRequest | Stop, "a request to weigh work")
+unpack_reply: Callable[[bytes], WorkReply | Failed] = unpacker(WorkReply | Failed, "what a contribution weighs")
 
 
 def main(arguments: list[str]) -> int:

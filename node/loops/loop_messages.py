@@ -10,12 +10,11 @@ Frames are those of every pipe (`shoal.node.pipe`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from shoal.node.control_client import socket_path
-from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Message, decode_frame
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Message, unpacker
 from shoal.node.training.trainer_messages import Layout
 
 OWN_LOOP = "own-loop"
@@ -61,8 +60,8 @@ class TurnedAway(Message, frozen=True, kw_only=True):
     reason: str
 
 
-_ATTACHING = msgspec.msgpack.Decoder(Attaching)
-_ANSWERS: msgspec.msgpack.Decoder[Accepted | TurnedAway] = msgspec.msgpack.Decoder(Accepted | TurnedAway)
+unpack_attaching: Callable[[bytes], Attaching] = unpacker(Attaching, "the words of a training loop")
+unpack_answer: Callable[[bytes], Accepted | TurnedAway] = unpacker(Accepted | TurnedAway, "the answer of a daemon")
 
 
 def trainer_socket_path(data_dir: Path) -> Path:
@@ -73,13 +72,3 @@ def trainer_socket_path(data_dir: Path) -> Path:
 def turned_away(reason: str) -> TurnedAway:
     """The refusal of a loop, within its limit."""
     return TurnedAway(reason=reason[:SUMMARY_LIMIT_CHARS])
-
-
-def unpack_attaching(frame: bytes) -> Attaching:
-    """Decode what a loop says first. Raises LocalError if it is something else."""
-    return decode_frame(_ATTACHING, frame, "the words of a training loop")
-
-
-def unpack_answer(frame: bytes) -> Accepted | TurnedAway:
-    """Decode what the daemon answers. Raises LocalError if it is something else."""
-    return decode_frame(_ANSWERS, frame, "the answer of a daemon")

@@ -24,12 +24,11 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Annotated, Final, Literal
 
-import msgspec
 import torch
 from msgspec import Meta
 from torch import distributed
 
-from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Framing, Message, decode_frame, frame_of, one_line
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Framing, Message, frame_of, one_line, unpacker
 from shoal.protocol.errors import ConfigError, LocalError, NetworkError
 
 TIMEOUT_S: Final = 600.0
@@ -133,8 +132,8 @@ class Raised(Message, frozen=True, kw_only=True):
 GroupOrder = Waiting | Build | HandOver | Read | Write | Measure | Report | Proceed | Raised
 Answer = Entered | Holds | Measured | Losses
 
-_ORDERS: msgspec.msgpack.Decoder[GroupOrder] = msgspec.msgpack.Decoder(GroupOrder)
-_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_unpack_order: Callable[[bytes], GroupOrder] = unpacker(GroupOrder, "an order of rank 0's")
+_unpack_answer: Callable[[bytes], Answer] = unpacker(Answer, "a rank's answer")
 
 
 def world_size() -> int:
@@ -184,11 +183,11 @@ class RankGroup:
 
     def order(self) -> GroupOrder:
         """Wait for the next order of rank 0's. Raises NetworkError, LocalError."""
-        return decode_frame(_ORDERS, self._receive(0), "an order of rank 0's")
+        return _unpack_order(self._receive(0))
 
     def answer_of(self, rank: int) -> Answer:
         """Wait for what another rank answers. Raises NetworkError, LocalError."""
-        return decode_frame(_ANSWERS, self._receive(rank), "a rank's answer")
+        return _unpack_answer(self._receive(rank))
 
     def _receive(self, rank: int) -> bytes:
         framing = Framing()

@@ -25,12 +25,12 @@ again, which may be none; there is no answer to any other. A frame holds at most
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Failed, Message, Pause, Resume, Stop, decode_frame
+from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Failed, Message, Pause, Resume, Stop, unpacker
 from shoal.node.sapo.selection import Reward, Verdict
 from shoal.node.sapo.tasks import CHOICE_LIMIT, QUESTION_LIMIT_CHARS, TaskKind
 from shoal.node.training.trainer_messages import Scalar
@@ -230,15 +230,5 @@ AgentReport = (
     Teaching | Ready | Made | Asked | Take | Judged | RoundReport | Probed | Waiting | Saved | Finished | Failed
 )
 
-_ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
-_REPORTS: msgspec.msgpack.Decoder[AgentReport] = msgspec.msgpack.Decoder(AgentReport)
-
-
-def unpack_order(frame: bytes) -> Order:
-    """Decode what the daemon sent. Raises LocalError if it is no order."""
-    return decode_frame(_ORDERS, frame, "an order between daemon and agent")
-
-
-def unpack_agent_report(frame: bytes) -> AgentReport:
-    """Decode what the agent sent. Raises LocalError if it is no report of an agent."""
-    return decode_frame(_REPORTS, frame, "a report between daemon and agent")
+unpack_order: Callable[[bytes], Order] = unpacker(Order, "an order between daemon and agent")
+unpack_agent_report: Callable[[bytes], AgentReport] = unpacker(AgentReport, "a report between daemon and agent")

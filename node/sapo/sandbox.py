@@ -12,12 +12,10 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import IO
 
-import msgspec
-
-from shoal.node.pipe import decode_frame
+from shoal.node.pipe import unpacker
 from shoal.node.sapo import sandbox_process
 from shoal.node.sapo.sandbox_process import Begin, Failed, FamilyPlace, NotWarm, Ready, Reply, Score, Scored
 from shoal.node.sapo.sandbox_support import environment
@@ -25,7 +23,7 @@ from shoal.node.sapo.scorer_faults import Faults, scorer_name, scorer_place
 from shoal.node.sapo.tasks import Task, TaskFamily
 from shoal.protocol.errors import ConfigError, LocalError, ShoalError
 
-_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+unpack_reply: Callable[[bytes], Reply] = unpacker(Reply, "an answer of the sandbox")
 
 TEXT_LIMIT_S = 2.0
 """Time for one text."""
@@ -175,11 +173,6 @@ class Sandbox:
             return unpack_reply(_read(process.stdout, length, deadline))
         except OSError as error:
             raise LocalError(f"its pipe broke: {error}") from error
-
-
-def unpack_reply(frame: bytes) -> Reply:
-    """Decode what the process answered. Raises LocalError if it is no answer."""
-    return decode_frame(_REPLIES, frame, "an answer of the sandbox")
 
 
 def _write(pipe: IO[bytes], data: bytes, deadline: float) -> None:

@@ -9,11 +9,10 @@ those of every pipe (`shoal.node.pipe`). A rank answers only to say that the wor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
-import msgspec
-
-from shoal.node.pipe import Message, decode_frame
+from shoal.node.pipe import Message, unpacker
 from shoal.node.training.trainer_messages import Assignment, Start
 
 PROCESSES_LIMIT = 64
@@ -70,9 +69,4 @@ class Do(Message, frozen=True, kw_only=True):
 
 RankOrder = RankStart | Open | Do | Clip | Move | Decay
 
-_ORDERS: msgspec.msgpack.Decoder[RankOrder] = msgspec.msgpack.Decoder(RankOrder)
-
-
-def unpack_order(frame: bytes) -> RankOrder:
-    """Decode what rank 0 sent. Raises `LocalError` if it is no order."""
-    return decode_frame(_ORDERS, frame, "an order to a rank")
+unpack_order: Callable[[bytes], RankOrder] = unpacker(RankOrder, "an order to a rank")

@@ -33,7 +33,7 @@ restores it adds this to its first anchor, be it a later one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Annotated
 
@@ -41,7 +41,7 @@ import blake3
 import msgspec
 from msgspec import Meta
 
-from shoal.node.pipe import Failed, Message, Pause, Resume, Stop, decode_frame
+from shoal.node.pipe import Failed, Message, Pause, Resume, Stop, unpacker
 from shoal.protocol.identity import PeerId
 from shoal.protocol.manifest import InnerSection, Manifest
 from shoal.protocol.records import Rate
@@ -442,15 +442,5 @@ Report = (
 )
 
 
-_COMMANDS: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
-_REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-
-
-def unpack_command(frame: bytes) -> Command:
-    """Decode what the daemon sent. Raises `LocalError` if it is not a command."""
-    return decode_frame(_COMMANDS, frame, "a command")
-
-
-def unpack_report(frame: bytes) -> Report:
-    """Decode what the trainer sent. Raises `LocalError` if it is not a report."""
-    return decode_frame(_REPORTS, frame, "a report")
+unpack_command: Callable[[bytes], Command] = unpacker(Command, "a command")
+unpack_report: Callable[[bytes], Report] = unpacker(Report, "a report")

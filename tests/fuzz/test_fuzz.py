@@ -79,7 +79,7 @@ COVERS = {
     "rank order": ("node.training.rank_messages:unpack_order",),
     "agent order": ("node.sapo.agent_messages:unpack_order",),
     "agent report": ("node.sapo.agent_messages:unpack_agent_report",),
-    "pipe framing": ("node.pipe:decode_frame",),
+    "pipe framing": ("node.pipe:unpacker.unpack",),
     "sandbox reply": ("node.sapo.sandbox:unpack_reply",),
 }
 """Which functions each target reaches that take bytes of others. What calls `wire.decode` alone needs no entry: every
@@ -101,8 +101,8 @@ OF_ITS_OWN = {
     "node.state.contributions:read_account",
     "node.audits.work_process:unpack_request",
     "node.audits.work_process:unpack_reply",
-    "node.loops.rank_group:RankGroup.answer_of",
-    "node.loops.rank_group:RankGroup.order",
+    "node.loops.rank_group:_unpack_answer",
+    "node.loops.rank_group:_unpack_order",
     "node.sapo.unfinished:UnfinishedFile.restore",
 }
 """What reads only what this node wrote itself, on its disk, into the pipe of its child or between its ranks."""
@@ -123,13 +123,13 @@ def source() -> Iterator[tuple[str, ast.Module]]:
 
 
 def calls(module: str, node: ast.AST, inside: tuple[str, ...] = ()) -> Iterator[tuple[str, ast.Call]]:
-    """Every call, and in which function it stands."""
+    """Every call, and in which function it stands, or what a module calls the outcome."""
     for child in ast.iter_child_nodes(node):
-        names = (
-            (*inside, child.name)
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            else inside
-        )
+        names = inside
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names = (*inside, child.name)
+        elif isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name) and not inside:
+            names = (child.target.id,)
         if isinstance(child, ast.Call):
             yield f"{module}:{'.'.join(names)}", child
         yield from calls(module, child, names)
@@ -140,7 +140,7 @@ def decodes(call: ast.Call) -> bool:
     if not call.args or isinstance(call.args[0], ast.Constant):
         return False
     if isinstance(call.func, ast.Name):
-        return call.func.id in ("open_envelope", "unproven_envelope", "open_record", "decode_frame")
+        return call.func.id in ("open_envelope", "unproven_envelope", "open_record", "unpacker")
     return isinstance(call.func, ast.Attribute) and call.func.attr == "decode"
 
 
