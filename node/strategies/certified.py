@@ -64,7 +64,7 @@ class CertifiedRounds(Rounds):
     """A node's part in certified rounds."""
 
     def __init__(self, parts: Parts) -> None:
-        self._p = parts
+        super().__init__(parts)
         self.engine = self.certifying = self._engine = Engine(engine_parts(parts))
         parts.site.put = self._engine.put
         if parts.config.manifest.rollouts is not None:
@@ -111,11 +111,6 @@ class CertifiedRounds(Rounds):
     def leaves_in_order(self) -> bool:
         """See `Rounds`. A follower has nothing to hand over, and tells its engine so that all of it ends."""
         return self._follows or super().leaves_in_order
-
-    @property
-    def paused(self) -> bool:
-        """See `Rounds`."""
-        return self._p.training_client.paused
 
     @property
     def position(self) -> Position:

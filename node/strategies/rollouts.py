@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from shoal.node.outcome import PhaseChanged, Progress
 from shoal.node.parts import Parts
 from shoal.node.sapo.engine import RolloutEngine, RolloutParts
 from shoal.node.sapo.families import check_name
 from shoal.node.sapo.origins import Origins
-from shoal.node.strategies.rounds import Rounds, Standing
-from shoal.protocol.chain import Position
+from shoal.node.strategies.rounds import ApartRounds
 from shoal.protocol.errors import LocalError
-from shoal.protocol.identity import PeerId
-from shoal.protocol.messages import Term
 
 FOLDER = "rollouts"
 """In the data folder: groups, the agent's files, and which rounds were announced."""
 
 
-class RolloutRounds(Rounds):
+class RolloutRounds(ApartRounds):
     """A node's rounds under a strategy that exchanges nothing but rollouts."""
 
+    _engine: RolloutEngine
     trains = False
 
     def __init__(self, parts: Parts) -> None:
-        self._p = parts
+        super().__init__(parts)
         self.engine = self.sharing = self._engine = rollout_engine(parts)
-
-    @property
-    def contributed(self) -> Callable[[PeerId], bool] | None:
-        """See `Rounds`."""
-        return self._engine.contributors.__contains__
 
     @property
     def leaves_in_order(self) -> bool:
@@ -43,19 +34,9 @@ class RolloutRounds(Rounds):
         """See `Rounds`."""
         return self._engine.paused
 
-    @property
-    def position(self) -> Position:
-        """See `Rounds`."""
-        return Term(), self._engine.state_round
-
     async def run(self, *, numel: int, buffers: int = 0) -> None:
         """See `Rounds`. There is no trainer: the agent goes through rounds as long as rollouts are shared."""
         raise LocalError("a trainer where an agent trains")
-
-    def standing(self) -> Standing:
-        """See `Rounds`."""
-        members = (self._p.identity.peer_id, *sorted(self._engine.others))
-        return Standing(term=Term(), round=self._engine.state_round, members=members)
 
 
 def rollout_engine(parts: Parts, *, averages: bool = False) -> RolloutEngine:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from shoal.node.parts import Parts
 from shoal.node.rounds.engine import Engine
 from shoal.node.rounds.inbox import Own
 from shoal.protocol.amending import AmendConsent
@@ -25,6 +26,7 @@ from shoal.protocol.voting import FaultModel
 from shoal.swarm.members import Taker
 
 if TYPE_CHECKING:
+    from shoal.node.gossip.engine import GossipEngine
     from shoal.node.sapo.engine import RolloutEngine
 
 Task = Callable[[], Awaitable[None]]
@@ -106,6 +108,9 @@ class Rounds(ABC):
     trains: bool = True
     """True if a trainer makes what is exchanged, and all train one model; else an agent does, of its own."""
 
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+
     @property
     def takers(self) -> Mapping[type, Taker]:
         """Handlers of these rounds' messages, by message type."""
@@ -136,9 +141,9 @@ class Rounds(ABC):
         return "paused" if self.paused else "training"
 
     @property
-    @abstractmethod
     def paused(self) -> bool:
         """True if the node's user wants the accelerator."""
+        return self._p.training_client.paused
 
     @property
     @abstractmethod
@@ -157,3 +162,24 @@ class Rounds(ABC):
     @abstractmethod
     def standing(self) -> Standing:
         """Position of this node now."""
+
+
+class ApartRounds(Rounds):
+    """Rounds that nobody certifies: each node counts its own, in the first term."""
+
+    _engine: GossipEngine | RolloutEngine
+
+    @property
+    def contributed(self) -> Callable[[PeerId], bool] | None:
+        """See `Rounds`."""
+        return self._engine.contributors.__contains__
+
+    @property
+    def position(self) -> Position:
+        """See `Rounds`."""
+        return Term(), self._engine.state_round
+
+    def standing(self) -> Standing:
+        """See `Rounds`."""
+        members = (self._p.identity.peer_id, *sorted(self._engine.others))
+        return Standing(term=Term(), round=self._engine.state_round, members=members)
