@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, TypeVar
@@ -346,8 +346,6 @@ def encode_group(group: RolloutGroup) -> bytes:
 
 def decode_group(data: bytes, *, peer: PeerId | None = None) -> RolloutGroup:
     """The group in `data`, delivered by `peer`. Raises RolloutError, also for another encoding than the one."""
-    if len(data) > GROUP_LIMIT_BYTES:
-        raise RolloutError(f"a group of {len(data)} bytes", reason=Reason.TOO_LARGE, peer=peer)
     group = _decode(data, RolloutGroup, GROUP_LIMIT_BYTES, peer)
     if canonical(group) != data:
         raise RolloutError("a group in another encoding than the one", reason=Reason.MALFORMED, peer=peer)
@@ -395,8 +393,6 @@ def peek_announcement(data: bytes, *, peer: PeerId | None = None) -> Envelope:
 
     Raises RolloutError.
     """
-    if len(data) > SEALED_LIMIT_BYTES:
-        raise RolloutError(f"an announcement of {len(data)} bytes", reason=Reason.TOO_LARGE, peer=peer)
     envelope = _decode(data, Envelope, SEALED_LIMIT_BYTES, peer)
     if envelope.kind != ANNOUNCEMENT_KIND:
         raise RolloutError(f"a {envelope.kind} for an announcement", reason=Reason.MALFORMED, peer=peer)
@@ -453,42 +449,27 @@ def encode_batch(batch: AnnouncementBatch) -> bytes:
     return data
 
 
-def decode_batch(data: bytes, *, peer: PeerId | None = None) -> AnnouncementBatch:
-    """The batch in a gossip message; its announcements are still sealed. Raises RolloutError."""
-    return _decode(data, AnnouncementBatch, BATCH_LIMIT_BYTES, peer)
-
-
-def decode_catch_up(data: bytes, *, peer: PeerId | None = None) -> CatchUpRequest:
-    """Read which announcements a peer asks for. Raises RolloutError."""
-    return _decode(data, CatchUpRequest, 64 + 9 * BATCH_LIMIT_ITEMS, peer)
-
-
-def decode_news_request(data: bytes, *, peer: PeerId | None = None) -> NewsRequest:
-    """Read from where on a peer asks for news. Raises RolloutError."""
-    return _decode(data, NewsRequest, 64, peer)
-
-
-def decode_news(data: bytes, *, peer: PeerId | None = None) -> News:
-    """Read a neighbour's news; what is announced is still sealed. Raises RolloutError."""
-    return _decode(data, News, BATCH_LIMIT_BYTES, peer)
-
-
-def decode_request(data: bytes, *, peer: PeerId | None = None) -> GroupRequest:
-    """Read what a peer asks for. Raises RolloutError."""
-    return _decode(data, GroupRequest, 128, peer)
-
-
-def decode_chunk(data: bytes, *, peer: PeerId | None = None) -> GroupChunk:
-    """Read what a peer answered. Raises RolloutError."""
-    return _decode(data, GroupChunk, CHUNK_LIMIT_BYTES + 128, peer)
-
-
 T = TypeVar("T")
+
+_LIMITS_BYTES: Mapping[type, int] = {
+    AnnouncementBatch: BATCH_LIMIT_BYTES,
+    CatchUpRequest: 64 + 9 * BATCH_LIMIT_ITEMS,
+    NewsRequest: 64,
+    News: BATCH_LIMIT_BYTES,
+    GroupRequest: 128,
+    GroupChunk: CHUNK_LIMIT_BYTES + 128,
+}
+
+
+def decode_message(data: bytes, of: type[T], *, peer: PeerId | None = None) -> T:
+    """Read what a peer sent around groups and announcements; these are still sealed. Raises RolloutError."""
+    return _decode(data, of, _LIMITS_BYTES[of], peer)
 
 
 def _decode(data: bytes, of: type[T], limit_bytes: int, peer: PeerId | None) -> T:
     if len(data) > limit_bytes:
-        raise RolloutError(f"{len(data)} bytes; the limit is {limit_bytes}", reason=Reason.TOO_LARGE, peer=peer)
+        text = f"{of.__name__} of {len(data)} bytes; the limit is {limit_bytes}"
+        raise RolloutError(text, reason=Reason.TOO_LARGE, peer=peer)
     try:
         return decode(data, of, limit_bytes=limit_bytes)
     except RemoteError as error:

@@ -41,14 +41,11 @@ from shoal.protocol.rollouts import (
     CatchUpRequest,
     GroupChunk,
     GroupRequest,
+    News,
+    NewsRequest,
     Reason,
     RolloutError,
-    decode_batch,
-    decode_catch_up,
-    decode_chunk,
-    decode_news,
-    decode_news_request,
-    decode_request,
+    decode_message,
     digest_of,
     encode_batch,
     maker_of,
@@ -270,7 +267,7 @@ class RolloutExchange:
             self.rejected[Reason.QUOTA] += 1  # anybody may have sent what it once published
         else:
             try:
-                batch = decode_batch(message.data, peer=peer)
+                batch = decode_message(message.data, AnnouncementBatch, peer=peer)
             except RolloutError as error:
                 self._reject(error)
                 return
@@ -302,7 +299,7 @@ class RolloutExchange:
 
     async def _answer_news(self, stream: MessageStream) -> None:
         data = await stream.receive(deadline_s=CATCH_UP_DEADLINE_S)
-        request = decode_news_request(data, peer=stream.peer)
+        request = decode_message(data, NewsRequest, peer=stream.peer)
         if not self._takes_part(stream.peer):
             raise RemoteError("asks for news of a swarm that it is not in", peer=stream.peer)
         await self._send_news(stream, canonical(self._news.answer(request)))
@@ -333,7 +330,7 @@ class RolloutExchange:
             answer = await self._host.request(
                 peer, self._news_protocol, request, deadline_s=CATCH_UP_DEADLINE_S, limit_bytes=BATCH_LIMIT_BYTES
             )
-            news = decode_news(answer, peer=peer)
+            news = decode_message(answer, News, peer=peer)
             for sealed in news.announcements:
                 if self._may_be_news(peek_announcement(sealed, peer=peer)):
                     origin = open_announcement(sealed, self._swarm_id, peer=peer).origin
@@ -361,7 +358,7 @@ class RolloutExchange:
     async def _answer_stream(self, stream: MessageStream) -> None:
         data = await stream.receive(deadline_s=REQUEST_DEADLINE_S)
         try:
-            request = decode_request(data, peer=stream.peer)
+            request = decode_message(data, GroupRequest, peer=stream.peer)
         except RolloutError as error:
             self._reject(error)
             raise
@@ -514,7 +511,7 @@ class RolloutExchange:
                 deadline_s=CHUNK_DEADLINE_S,
                 limit_bytes=CHUNK_MESSAGE_LIMIT_BYTES,
             )
-        return decode_chunk(answer, peer=ask.peer)
+        return decode_message(answer, GroupChunk, peer=ask.peer)
 
 
 def _by_digest(offers: Iterable[Offer]) -> dict[bytes, list[Offer]]:
@@ -575,7 +572,7 @@ class CatchUp:
                 answer = await self._host.request(
                     peer, self._protocol, request, deadline_s=CATCH_UP_DEADLINE_S, limit_bytes=BATCH_LIMIT_BYTES
                 )
-                batch = decode_batch(answer, peer=peer)
+                batch = decode_message(answer, AnnouncementBatch, peer=peer)
                 if not self._machine.came(batch, self._take(peer, batch)):
                     return
         except RolloutError as error:
@@ -586,7 +583,7 @@ class CatchUp:
     async def _answer(self, stream: MessageStream) -> None:
         data = await stream.receive(deadline_s=CATCH_UP_DEADLINE_S)
         try:
-            request = decode_catch_up(data, peer=stream.peer)
+            request = decode_message(data, CatchUpRequest, peer=stream.peer)
         except RolloutError as error:
             self._blame(error)
             raise

@@ -195,12 +195,12 @@ def rollout_targets(rng: random.Random) -> Iterator[Target]:
     """What nodes that share rollouts say."""
     of = {
         "rollout group": (rollouts.RolloutGroup, rollouts.decode_group),
-        "rollout batch": (rollouts.AnnouncementBatch, rollouts.decode_batch),
-        "rollout catch-up": (rollouts.CatchUpRequest, rollouts.decode_catch_up),
-        "rollout news request": (rollouts.NewsRequest, rollouts.decode_news_request),
-        "rollout news": (rollouts.News, rollouts.decode_news),
-        "rollout request": (rollouts.GroupRequest, rollouts.decode_request),
-        "rollout chunk": (rollouts.GroupChunk, rollouts.decode_chunk),
+        "rollout batch": (rollouts.AnnouncementBatch, _message_of(rollouts.AnnouncementBatch)),
+        "rollout catch-up": (rollouts.CatchUpRequest, _message_of(rollouts.CatchUpRequest)),
+        "rollout news request": (rollouts.NewsRequest, _message_of(rollouts.NewsRequest)),
+        "rollout news": (rollouts.News, _message_of(rollouts.News)),
+        "rollout request": (rollouts.GroupRequest, _message_of(rollouts.GroupRequest)),
+        "rollout chunk": (rollouts.GroupChunk, _message_of(rollouts.GroupChunk)),
     }
     for name, (kind, take) in of.items():
         yield Target(name, tuple(wire.canonical(one) for one in examples(kind, rng)), take)
@@ -212,6 +212,10 @@ def rollout_targets(rng: random.Random) -> Iterator[Target]:
         tuple(told),
         lambda data: rollouts.open_announcement(sealer().seal(rollouts.ANNOUNCEMENT_KIND, data), SWARM, peer=PEER),
     )
+
+
+def _message_of(kind: type) -> Callable[[bytes], object]:
+    return lambda data: rollouts.decode_message(data, kind)
 
 
 def _assigned(told: rollouts.Announcement) -> rollouts.Announcement:

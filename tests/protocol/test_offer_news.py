@@ -6,7 +6,14 @@ import pytest
 
 from shoal.protocol.identity import PeerId
 from shoal.protocol.offer_news import NEWS_LOG_LIMIT, PARTNERS, TURNS_OF_PARTNERS, OfferNews
-from shoal.protocol.rollouts import BATCH_LIMIT_BYTES, BATCH_LIMIT_ITEMS, SEALED_LIMIT_BYTES, NewsRequest, decode_news
+from shoal.protocol.rollouts import (
+    BATCH_LIMIT_BYTES,
+    BATCH_LIMIT_ITEMS,
+    SEALED_LIMIT_BYTES,
+    News,
+    NewsRequest,
+    decode_message,
+)
 from shoal.protocol.wire import canonical
 
 A, B, C = (PeerId(name) for name in ("a", "b", "c"))
@@ -95,5 +102,5 @@ def test_largest_answer_fits_what_is_received() -> None:
     answer = news.answer(NewsRequest(boot=1))
     data = canonical(answer)
     assert len(data) <= BATCH_LIMIT_BYTES
-    assert decode_news(data) == answer
+    assert decode_message(data, News) == answer
     assert answer.announcements

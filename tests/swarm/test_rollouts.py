@@ -23,8 +23,7 @@ from shoal.protocol.rollouts import (
     NewsRequest,
     Reason,
     announce_group,
-    decode_batch,
-    decode_request,
+    decode_message,
     digest_of,
     encode_batch,
     encode_group,
@@ -157,7 +156,7 @@ async def test_announcements_that_gossip_lost_are_asked_for() -> None:
 async def ask(near: Node, far: Node) -> int:
     """How many announcements a node gets that says it has none."""
     answer = await near.host.request(far.peer, CATCH_UP, canonical(CatchUpRequest()), deadline_s=WAIT_S)
-    return len(decode_batch(answer).announcements)
+    return len(decode_message(answer, AnnouncementBatch).announcements)
 
 
 @pytest.mark.usefixtures("_ask_for_what_is_missing_at_once")
@@ -259,7 +258,7 @@ async def test_wrong_bytes_never_pass_and_their_server_is_passed_over() -> None:
         await until(lambda: all(holder.peer in reader.exchange.book.holders(digest) for digest in digests))
 
         async def lie(stream: MessageStream) -> None:
-            request = decode_request(await stream.receive(deadline_s=WAIT_S))
+            request = decode_message(await stream.receive(deadline_s=WAIT_S), GroupRequest)
             data = right[request.digest][request.offset :]
             await stream.send(canonical(GroupChunk(status="chunk", data=data[:-1] + b"\x00")), deadline_s=WAIT_S)
 
