@@ -10,13 +10,17 @@ Source: Decoupled Weight Decay Regularization, arXiv 1711.05101, algorithm 2.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 
 from shoal.node.training.cut_tensors import own_rows
 
 EPSILON = 1e-8
+
+T = TypeVar("T")
 
 
 def move(
@@ -67,11 +71,6 @@ class AdamW:
         """Decay by this from the next step on."""
         self._weight_decay = weight_decay
 
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move every parameter that has a gradient. No collective."""
@@ -92,3 +91,44 @@ class AdamW:
                 weight_decay=self._weight_decay,
                 steps=int(self._steps[index]),
             )
+
+
+class BesideAdamW(ABC):
+    """An optimizer that moves the chosen ones of its parameters in a way of its own, and all others as AdamW does.
+
+    A subclass sets up what it keeps of `_parameters`, the chosen ones, and has its own `step` and `move` call those of
+    `_others` too.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        chosen: Sequence[bool],
+        *,
+        betas: tuple[float, float],
+        weight_decay: float,
+    ) -> None:
+        self._chosen = chosen
+        self._parameters, others = _parted(parameters, chosen)
+        self._weight_decay = weight_decay
+        self._others = AdamW(others, betas=betas, weight_decay=weight_decay)
+
+    def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        """All that it knows, as live tensors: writing to them changes it. names: of the parameters, in their order."""
+        own, others = _parted(names, self._chosen)
+        return [*self._own_state(own), *self._others.state(others)]
+
+    @abstractmethod
+    def _own_state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        """What it keeps of the chosen parameters, which have these names."""
+
+    def decay(self, weight_decay: float) -> None:
+        """Decay by this from the next step on."""
+        self._weight_decay = weight_decay
+        self._others.decay(weight_decay)
+
+
+def _parted(items: Sequence[T], chosen: Sequence[bool]) -> tuple[list[T], list[T]]:
+    """Those that are chosen, and the others."""
+    pairs = list(zip(items, chosen, strict=True))
+    return [item for item, is_chosen in pairs if is_chosen], [item for item, is_chosen in pairs if not is_chosen]

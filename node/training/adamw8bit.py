@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.node.training.adamw import AdamW, move
+from shoal.node.training.adamw import BesideAdamW, move
 from shoal.node.training.block_floats import BlockFloats
 from shoal.node.training.cut_tensors import first_row, own_rows
 from shoal.node.training.rounding import hashed, random_words
@@ -53,32 +53,24 @@ class _Moments:
         return [*codes, *((f"{moment}_exponent.{name}", blocks.exponents) for moment, blocks in kept)]
 
 
-class AdamW8bit:
+class AdamW8bit(BesideAdamW):
     """First and second moments of each parameter's gradient, on the parameter's device."""
 
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], *, betas: tuple[float, float], weight_decay: float
     ) -> None:
-        self._is_large = tuple(is_kept_in_8_bits(parameter) for parameter in parameters)
-        chosen = list(zip(parameters, self._is_large, strict=True))
-        self._parameters = [parameter for parameter, is_large in chosen if is_large]
+        is_large = [is_kept_in_8_bits(parameter) for parameter in parameters]
+        super().__init__(parameters, is_large, betas=betas, weight_decay=weight_decay)
         self._moments = [
             _Moments(BlockFloats(parameter, signed=True), BlockFloats(parameter, signed=False))
             for parameter in self._parameters
         ]
         self._steps = torch.zeros(len(self._parameters), dtype=torch.int64)
         self._betas = betas
-        self._weight_decay = weight_decay
-        others = (parameter for parameter, is_large in chosen if not is_large)
-        self._others = AdamW(others, betas=betas, weight_decay=weight_decay)
 
-    def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
-        """All that it knows, as live tensors: writing to them changes it. names: of the parameters, in their order."""
-        chosen = list(zip(names, self._is_large, strict=True))
-        large = (name for name, is_large in chosen if is_large)
-        kept = [pair for name, moments in zip(large, self._moments, strict=True) for pair in moments.state(name)]
-        others = self._others.state([name for name, is_large in chosen if not is_large])
-        return [*kept, ("steps_8bit", self._steps), *others]
+    def _own_state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        kept = [pair for name, moments in zip(names, self._moments, strict=True) for pair in moments.state(name)]
+        return [*kept, ("steps_8bit", self._steps)]
 
     def move(self, device: torch.device) -> None:
         """Take the moments to where the parameters went."""
@@ -86,17 +78,6 @@ class AdamW8bit:
             moments.first.to(device)
             moments.second.to(device)
         self._others.move(device)
-
-    def decay(self, weight_decay: float) -> None:
-        """Decay by this from the next step on."""
-        self._weight_decay = weight_decay
-        self._others.decay(weight_decay)
-
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._others.zero_grad()
 
     @torch.no_grad()
     def step(self, lr: float) -> None:

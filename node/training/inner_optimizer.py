@@ -20,9 +20,6 @@ from shoal.node.training.trainer_messages import InnerSettings
 class InnerOptimizer(Protocol):
     """Optimizer that moves the parameters."""
 
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
-
     def step(self, lr: float) -> None:
         """Move every parameter that has a gradient. A collective where parameters are cut."""
 

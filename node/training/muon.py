@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.node.training.adamw import AdamW
+from shoal.node.training.adamw import BesideAdamW
 from shoal.node.training.cut_tensors import own_rows, own_rows_of, whole
 
 MOMENTUM = 0.95
@@ -64,7 +64,7 @@ def move(
     rows.add_(own_rows_of(update, matrix).to(rows.dtype), alpha=-lr * RMS * math.sqrt(max(matrix.shape)))
 
 
-class Muon:
+class Muon(BesideAdamW):
     """A momentum of each matrix, and AdamW's moments of all other parameters, on the parameter's device."""
 
     def __init__(
@@ -75,41 +75,21 @@ class Muon:
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
-        self._is_matrix = matrices(model, parameters)
-        chosen = list(zip(parameters, self._is_matrix, strict=True))
-        self._matrices = [parameter for parameter, is_matrix in chosen if is_matrix]
-        self._momenta = [torch.zeros_like(parameter) for parameter in self._matrices]
-        self._weight_decay = weight_decay
-        others = (parameter for parameter, is_matrix in chosen if not is_matrix)
-        self._others = AdamW(others, betas=betas, weight_decay=weight_decay)
+        super().__init__(parameters, matrices(model, parameters), betas=betas, weight_decay=weight_decay)
+        self._momenta = [torch.zeros_like(parameter) for parameter in self._parameters]
 
-    def state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
-        """All that it knows, as live tensors: writing to them changes it. names: of the parameters, in their order."""
-        chosen = list(zip(names, self._is_matrix, strict=True))
-        matrices = (name for name, is_matrix in chosen if is_matrix)
-        momenta = [(f"momentum.{name}", momentum) for name, momentum in zip(matrices, self._momenta, strict=True)]
-        return [*momenta, *self._others.state([name for name, is_matrix in chosen if not is_matrix])]
+    def _own_state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        return [(f"momentum.{name}", momentum) for name, momentum in zip(names, self._momenta, strict=True)]
 
     def move(self, device: torch.device) -> None:
         """Take what it knows to where the parameters went."""
         self._momenta = [momentum.to(device) for momentum in self._momenta]
         self._others.move(device)
 
-    def decay(self, weight_decay: float) -> None:
-        """Decay by this from the next step on."""
-        self._weight_decay = weight_decay
-        self._others.decay(weight_decay)
-
-    def zero_grad(self) -> None:
-        """Forget all gradients."""
-        for parameter in self._matrices:
-            parameter.grad = None
-        self._others.zero_grad()
-
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Move every parameter that has a gradient. A collective where matrices are cut."""
-        for parameter, momentum in zip(self._matrices, self._momenta, strict=True):
+        for parameter, momentum in zip(self._parameters, self._momenta, strict=True):
             gradient = parameter.grad
             if gradient is None:
                 continue

@@ -70,9 +70,6 @@ class ShardedOptimizer:
         self._shard = shard
         self._ranks = ranks
 
-    def zero_grad(self) -> None:
-        """Do nothing: every backward pass begins without gradients."""
-
     def step(self, lr: float) -> None:
         """Move every parameter that has a gradient."""
         self._ranks.tell(Move(lr=lr))

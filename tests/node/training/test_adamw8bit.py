@@ -153,7 +153,6 @@ def test_state_taken_over_is_gone_on_with_to_the_bit() -> None:
     one, other = (AdamW8bit(some, betas=BETAS, weight_decay=DECAY) for some in (ours, theirs))
 
     def step(parameters: list[torch.nn.Parameter], optimizer: AdamW8bit, number: int) -> None:
-        optimizer.zero_grad()
         for parameter in parameters:
             parameter.grad = drawn(tuple(parameter.shape), number)
         optimizer.step(0.02)
