@@ -377,7 +377,7 @@ async def test_quota_of_bytes_makes_a_greedy_peer_wait_and_nobody_else(monkeypat
         with trio.move_on_after(1.0):
             while True:  # asks for what it has, from the start, again and again
                 request = canonical(GroupRequest(digest=digests[0], offset=0))
-                await greedy.host.request(server.peer, PROTOCOL, request, deadline_s=1)
+                await greedy.host.request(server.peer, PROTOCOL, request, deadline_s=WAIT_S)
         elapsed_s = trio.current_time() - start
         served_bytes = server.exchange.bytes_served
         assert 0 < served_bytes <= 40_000 + 20_000 * elapsed_s
