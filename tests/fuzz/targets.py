@@ -429,7 +429,7 @@ def pipe_targets(rng: random.Random) -> Iterator[Target]:
     lines = (events.Started(peer_id=PEER, pid=1, boot=1), events.Evaluated(round=3, loss=0.5), events.Died(peer=PEER))
     yield Target("event", tuple(map(line_of, lines)), parse_event, ())
     here = {"rounds": 1, "first": 1, "last": 1, "gave_rounds": 1, "tokens": 1}
-    card = Card(swarm="00", name="fuzz", peer=PEER, certificate="00", since=None, **here)
+    card = Card(swarm="ab" * 32, name="fuzz", peer=PEER, certificate="cd" * 32, since=None, **here)
     yield Target("card", (msgspec.json.encode(card),), lambda data: parse_card(data, Path("card")), (ConfigError,))
     reply = msgspec.json.encode({"ok": True, "peer_id": PEER, "members": [{"peer_id": PEER}]})
     refused = msgspec.json.encode({"ok": False, "error": "no"})
