@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf
+from math import exp
 from typing import Final
 
 from shoal.protocol.donors import DonorScores
@@ -219,18 +219,20 @@ class Transfer:
 
     def _worth_stealing(self, donor: _Donor) -> int | None:
         """The chunk that is furthest away, if `donor` has room and would bring it much sooner."""
-        etas: dict[int, float] = {}
+        best, best_eta = None, 0.0
         for other in self._donors.values():
+            if other is donor:
+                continue
             ahead = 0
             for chunk in other.owed:
                 ahead += self._sizes[chunk]
-                etas[chunk] = min(etas.get(chunk, inf), ahead / self._pace(other))
-        elsewhere = [chunk for chunk in etas if chunk not in donor.owed]
-        best = max(elsewhere, key=lambda chunk: etas[chunk], default=None)
+                eta = ahead / self._pace(other)
+                if eta > best_eta and len(self._askers[chunk]) == 1:
+                    best, best_eta = chunk, eta
         if best is None or not donor.has_room(self._sizes[best]):
             return None
         own_eta = (donor.owed_bytes + self._sizes[best]) / self._pace(donor)
-        return best if etas[best] > STEAL_FACTOR * own_eta + STEAL_MARGIN_S else None
+        return best if best_eta > STEAL_FACTOR * own_eta + STEAL_MARGIN_S else None
 
     def arrived(self, peer: PeerId, chunk: int) -> list[PeerId]:
         """A chunk came and is right. Returns of whom else it was asked: they need not bring it any more."""

@@ -1009,10 +1009,4 @@ STATE: tuple[Bug, ...] = (
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         """,
     ),
-    bug(
-        "a chunk that two bring slowly is asked of nobody else",
-        "tests/node/state/test_chunk_requests.py::test_two_that_bring_a_byte_now_and_then_hold_no_chunk_from_a_third",
-        "elsewhere = [chunk for chunk in etas if chunk not in donor.owed]",
-        "elsewhere = [c for c in etas if c not in donor.owed and len(self._askers[c]) == 1]",
-    ),
 )

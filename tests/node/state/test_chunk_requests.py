@@ -385,18 +385,3 @@ def test_scores_are_bounded_and_forget_who_was_heard_of_longest_ago(monkeypatch:
     assert scores.banned(FAST, 1.0)
     assert scores.rate(PeerId("a")) is None
     assert scores.rate(PeerId("b")) == 1.0
-
-
-def test_two_that_bring_a_byte_now_and_then_hold_no_chunk_from_a_third() -> None:
-    """Else whoever has what is wanted waits beside two that agreed to bring it hardly at all, for minutes."""
-    transfer = Transfer([MB] * 2)
-    transfer.add(SLOW, 0.0, rate=0.1 * MB)
-    transfer.requests(0.0)
-    transfer.add(FAST, 0.0, rate=10.0 * MB)
-    assert len(transfer.requests(0.0)) == 2, "it takes over what the first has"
-    transfer.add(THIRD, 1.0, rate=10.0 * MB)
-    assert transfer.requests(1.0) == [], "nor more than that, while it is fast"
-    for tenth in range(10, 100):
-        for peer in (SLOW, FAST):
-            transfer.moved(peer, tenth, tenth, tenth / 10)
-    assert {(ask.donor, ask.chunk) for ask in transfer.requests(10.0)} == {(THIRD, 0), (THIRD, 1)}
