@@ -129,7 +129,9 @@ class LeadWatch:
         view = facts.agreement.view
         if not facts.agreement.votes or not facts.has_quorum():
             self._timeouts.renew(now)
-            self._apart.at = self._together.at = None
+            self._apart.at = self._together.at = self._others_reported.at = None
+            for accused in (self._lead_accused, self._others_accused):  # who was not here could answer nothing
+                accused.note((), None, now)
             return None
         together_s = self._together.note(True, now)
         promised = facts.agreement.promised()

@@ -8,13 +8,14 @@ from shoal.lab.signed import change_of
 from shoal.protocol.agreement import Broadcast
 from shoal.protocol.certificate import genesis
 from shoal.protocol.following import VIEW_SYNC_S
+from shoal.protocol.leading import RELAY_SETTLE_S
 from shoal.protocol.messages import Target, Value, ViewChange, domain_hash
 from shoal.protocol.planning import OBSERVER, absent_ready
 from shoal.protocol.round import RoundMachine
 from shoal.protocol.voting import lead_order
 from tests.protocol.lab import SWARM, PaperIdentity, paper_identities, plan_hash, value_of
 from tests.protocol.round_lab import RoundLab
-from tests.protocol.round_machines import contribution
+from tests.protocol.round_machines import accuse, contribution, planned
 from tests.protocol.round_node import SETTINGS, deal_evenly
 
 pytestmark = pytest.mark.usefixtures("paper_signatures")
@@ -216,3 +217,22 @@ def test_no_round_waits_for_ever_for_members_whose_trainers_are_stuck_and_they_c
     height = lab.nodes[0].chain.height
     lab.run_until(lab.height_of_all(height + 3), 60)
     assert lab.contributors(height + 3) == {0, 1, 2}
+
+
+def test_lead_that_was_gone_together_with_the_quorum_has_its_time_to_answer_when_it_is_back() -> None:
+    """What was said against it before it died, of seconds in which it was not there, cost it its view in the first
+    moment: whoever moved on alone then was left out, as the lead went on in the view that it knew."""
+    _, machines, leader, plan = planned(5)
+    others = [machine for number, machine in enumerate(machines) if number != leader]
+    me, accusers = others[0], others[1:4]
+    everybody = [machine.me for machine in machines]
+    me.peers_alive(everybody, 1.2)
+    for one in accusers[:2]:
+        me.receive(one.me, accuse(plan, plan.planner), 1.3)
+    me.peers_alive([me.me, others[3].me], 1.4)
+    me.tick(8.0)
+    me.peers_alive(everybody, 9.0)
+    me.tick(9.1)
+    assert me.agreement.view == 0, "nobody answers while nobody is there"
+    me.tick(9.0 + 2 * RELAY_SETTLE_S)
+    assert me.agreement.view == 1, "and what stands then counts"
