@@ -151,7 +151,7 @@ class ChainChoice:
                 parts: Difference = yield from difference(longest.entries, peer)
                 chain = None if parts.theirs is None else longest.up_to(parts.height)
                 if parts.theirs is not None:  # it has to hold, or there is no chain that parts there
-                    first = ChainPart(certificates=(parts.theirs,), head=parts.height + 2)
+                    first = ChainPart(certificates=(parts.theirs,), head=parts.head)
             if chain is not None:
                 if not (yield from self._fetch_rest(chain, peer, first, hurries=hurries)):
                     return chain

@@ -23,11 +23,15 @@ ALL_REBASES = COUNTER_LIMIT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Two chains have their first `height` entries in common. mine, theirs: what follows there, None at an end."""
+    """Two chains have their first `height` entries in common. mine, theirs: what follows there, None at an end.
+
+    head: how many the peer says that it has in all.
+    """
 
     height: int
     mine: Entry | None
     theirs: Entry | None
+    head: int
 
     @property
     def parted(self) -> bool:
@@ -50,7 +54,7 @@ def difference(entries: Sequence[Entry], peer: PeerId) -> Steps:
     mine = entries[height] if height < len(entries) else None
     if mine is not None and theirs is not None and mine.value.hash == theirs.value.hash:
         raise RemoteError("serves another chain from one request to the next")
-    return Difference(height=height, mine=mine, theirs=theirs)
+    return Difference(height=height, mine=mine, theirs=theirs, head=part.head)
 
 
 def _parts(entries: Sequence[Entry], shared: int, peer: PeerId) -> Steps:
