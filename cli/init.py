@@ -130,7 +130,7 @@ def init(options: InitOptions) -> None:
 
 def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest:
     """The manifest of a new swarm that `node` founds, alone or with those that are named. Raises ConfigError."""
-    from shoal.node.loops.loop_messages import NO_GRADIENTS, OWN_LOOP
+    from shoal.node.loops.loop_messages import OWN_LOOP
     from shoal.node.sapo.policies import installed_policies
 
     strategy = _strategy_of(options)
@@ -159,7 +159,10 @@ def found(options: InitOptions, node: Identity, authority: Identity) -> Manifest
             raise ConfigError(f"--optimizer is for workloads, and {whose} have optimizers of their own; leave it out")
         tables["inner"] = {**tables.get("inner", {}), "optimizer": options.optimizer}
     if options.workload == OWN_LOOP and strategy.exchanges_gradients:
-        raise ConfigError(f"--strategy {options.strategy}: {NO_GRADIENTS}")
+        raise ConfigError(
+            f"--strategy {options.strategy}: a loop of one's own steps by itself, and this exchanges gradients; use a "
+            "workload, or another strategy"
+        )
     strangers_may_vote = options.admission == "open" or options.waiting == "outside"
     voters = options.voters or ("named" if strangers_may_vote and strategy.certifies else None)
     membership = {"voters": voters, "seats": options.seats, "waiting": options.waiting, "sites": options.sites}

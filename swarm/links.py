@@ -72,7 +72,7 @@ DIAL_HANDSHAKE_DEADLINE_S = 5.0
 """From when somebody took a connection that this node dialled. This and those that follow are longer by what was late
 of late."""
 HELLO_DEADLINE_S = 5.0
-HELLOS_PER_S, HELLOS_BURST = 2.0, 16.0
+HELLOS_PER_S, HELLOS_BURST = 2.0, 64.0
 """Of one peer: to answer takes more than most messages do, and names all peers that are known."""
 ADMISSION_DEADLINE_S = 5.0
 MAKING_LIMIT_S = 16.0

@@ -37,7 +37,6 @@ from shoal.node.control import listen_privately
 from shoal.node.loops.loop_messages import (
     ATTACH_DEADLINE_S,
     LOOP_VERSION,
-    NO_GRADIENTS,
     Accepted,
     Attaching,
     trainer_socket_path,
@@ -371,7 +370,10 @@ def trainer_of(
     if has_trainer_process(config.manifest):
         return Trainer(spec, early=early)
     if config.manifest.sync.exchanges_gradients:
-        raise ConfigError(f'strategy = "{config.manifest.strategy.name}": {NO_GRADIENTS}')
+        raise ConfigError(
+            'a training loop of one\'s own steps by itself, and strategy = "ddp" exchanges gradients; use a workload, '
+            "or another strategy"
+        )
     return ExternalTrainer(
         spec,
         peer_id=identity.peer_id,

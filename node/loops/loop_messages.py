@@ -18,10 +18,6 @@ from shoal.node.pipe import SUMMARY_LIMIT_CHARS, Message, unpacker
 from shoal.node.training.trainer_messages import Layout
 
 OWN_LOOP = "own-loop"
-NO_GRADIENTS = (
-    "a training loop of one's own steps by itself, and this strategy exchanges gradients; use a workload, or another "
-    "strategy"
-)
 """The name that a manifest gives to a workload which is each user's own training loop."""
 TRAINER_SOCKET_NAME = "trainer.sock"
 LOOP_VERSION = 7

@@ -173,7 +173,7 @@ def test_init_writes_the_optimizer_that_is_asked_for_where_it_is_the_swarms_to_c
 
 def test_init_founds_nothing_that_no_loop_could_join(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init(tmp_path, "--workload", "own-loop", "--strategy", "ddp") == 2
-    assert "--strategy ddp: a training loop of one's own steps by itself" in capsys.readouterr().err
+    assert "--strategy ddp: a loop of one's own steps by itself" in capsys.readouterr().err
     assert not (tmp_path / "swarm.toml").exists()
 
 

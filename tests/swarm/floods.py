@@ -238,7 +238,7 @@ async def windows_ignored(node: NodeProcess, size: int) -> None:
 
     async def one(seed: int) -> None:
         async with connected(node, seed) as (host, link):
-            stream = (await host._network.open_stream(next(iter(host.connected())), GOSSIP)).raw
+            stream = (await host._network.open_stream(next(iter(host.connected())), GOSSIP, deadline_s=WAIT_S)).raw
             await pour(partial_frames(link, stream.muxed_stream.stream_id), size // 6, LARGE)
 
     async with trio.open_nursery() as nursery:
@@ -263,7 +263,7 @@ async def identify_push(node: NodeProcess, size: int) -> None:
                 names = [f"/{number}/{name}".ljust(40, "x") for name in range(20_000)]
                 addresses = [b"\x04\x7f\x00\x00\x01\x06" + n.to_bytes(2, "big") for n in range(1000)]
                 told = Identify(protocols=names, listen_addrs=addresses).SerializeToString()
-                stream = (await host._network.open_stream(next(iter(host.connected())), PUSH)).raw
+                stream = (await host._network.open_stream(next(iter(host.connected())), PUSH, deadline_s=WAIT_S)).raw
                 await partial_frames(link, stream.muxed_stream.stream_id)(encode_varint_prefixed(told))
                 await stream.close()
 
@@ -275,7 +275,7 @@ async def identify_push(node: NodeProcess, size: int) -> None:
 async def gossiping(node: NodeProcess) -> AsyncIterator[tuple[Host, Callable[[Any], Awaitable[None]]]]:
     """A member, and what sends a packet of gossip in its name."""
     async with connected(node) as (host, _):
-        stream = (await host._network.open_stream(next(iter(host.connected())), GOSSIP)).raw
+        stream = (await host._network.open_stream(next(iter(host.connected())), GOSSIP, deadline_s=WAIT_S)).raw
 
         async def send(packet: Any) -> None:
             await stream.write(encode_varint_prefixed(packet.SerializeToString()))
@@ -286,7 +286,7 @@ async def gossiping(node: NodeProcess) -> AsyncIterator[tuple[Host, Callable[[An
 async def prunes(node: NodeProcess, size: int) -> None:
     """PRUNE of topics that there are not, each of its own."""
     async with connected(node) as (host, _):
-        stream = (await host._network.open_stream(next(iter(host.connected())), GOSSIP)).raw
+        stream = (await host._network.open_stream(next(iter(host.connected())), GOSSIP, deadline_s=WAIT_S)).raw
         numbers = itertools.count(10_000_000)
         sent = 0
         with trio.move_on_after(FLOOD_S), contextlib.suppress(Exception):

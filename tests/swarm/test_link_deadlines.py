@@ -73,6 +73,9 @@ class SlowNetwork:
         if self.fails:
             raise BUSY
 
+    async def hang_up(self, peer: PeerId) -> None:
+        pass
+
     async def open(self, peer: PeerId, protocol: str, *, deadline_s: float) -> Any:
         if protocol == HELLO_PROTOCOL:
             return Greeting(self.hello_s)

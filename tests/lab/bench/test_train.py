@@ -108,7 +108,7 @@ def directly(workload: TextWorkload, inner: InnerSettings, *, members: int, roun
         shares = [workload.batches(Assignment(seed=7, round=number, member=m, members=members)) for m in range(members)]
         for _ in range(steps):
             loss, count = workload.loss(model, torch.cat([next(share) for share in shares]))
-            optimizer.zero_grad()
+            model.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip_norm)
             tokens += count

@@ -71,7 +71,7 @@ def directly(rounds: Sequence[Sequence[tuple[int, int]]]) -> list[F32]:
             batches = workload.batches(Assignment(seed=7, round=number, member=member, members=4))
             for step in range(STEPS):
                 loss, count = workload.loss(model, next(batches))
-                optimizer.zero_grad()
+                model.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip_norm)
                 optimizer.step(learning_rate(inner, tokens + (step + 1) * count))
