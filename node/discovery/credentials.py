@@ -16,6 +16,7 @@ from pathlib import Path
 
 from shoal.node.rounds.authority import KEY_NAME
 from shoal.node.state.store import disk_errors, write_atomically
+from shoal.protocol import key_file
 from shoal.protocol.admission import Admission
 from shoal.protocol.chain import Chain
 from shoal.protocol.errors import ConfigError, RemoteError, StorageError
@@ -123,9 +124,12 @@ def admission_of(
             logger.warning("the list of revocations is not kept: %s", error)
 
     def join(mine: Revocations, theirs: Revocations) -> Revocations | None:
-        if manifest.swarm.authority != peer and not (folder / KEY_NAME).exists():
+        path = folder / KEY_NAME
+        if manifest.swarm.authority != peer and not path.exists():
             return None
         try:
+            if path.exists() and key_file.is_encrypted(path) and key_file.given_passphrase() is None:
+                raise ConfigError(f"{path} is encrypted; start the node with --key-passphrase-file to have it read")
             key = authority_key(folder, manifest)
             newer, older = (mine, theirs) if mine.is_newer_than(theirs) else (theirs, mine)
             return make_revocations(key, manifest.swarm_id, newer, older.peers)

@@ -87,7 +87,7 @@ class FollowingSampler(Sampler):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _forget_loaded(self) -> None:
-        """What the engine has is of another history: another policy of that number is none that it has."""
+        """Have the engine load the next policy, whatever its number: the one that it has is of another history."""
         self._loaded = self._written = None
 
     def _hand_over(self) -> bool:

@@ -120,7 +120,7 @@ class BesideAdamW(ABC):
 
     @abstractmethod
     def _own_state(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
-        """What it keeps of the chosen parameters, which have these names."""
+        """State that it keeps of the chosen parameters, which have these names."""
 
     def decay(self, weight_decay: float) -> None:
         """Decay by this from the next step on."""

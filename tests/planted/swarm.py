@@ -1172,4 +1172,10 @@ SWARM: tuple[Bug, ...] = (
         "if not self._hellos.take(stream.peer, trio.current_time()):",
         "if self._hellos.is_spent(stream.peer, -1.0):",
     ),
+    bug(
+        "the user is asked for a passphrase amid the rounds",
+        "tests/node/discovery/test_link_ops.py::test_nobody_is_asked_for_a_passphrase_where_lists_are_joined",
+        "if path.exists() and key_file.is_encrypted(path) and key_file.given_passphrase() is None:",
+        "if False:",
+    ),
 )

@@ -12,8 +12,9 @@ import pytest
 from shoal.node.discovery.credentials import admission_of, kept_revocations, revoke
 from shoal.node.discovery.link_ops import holding_up, link_orders
 from shoal.node.rounds.authority import KEY_NAME
+from shoal.protocol import key_file
 from shoal.protocol.identity import Identity, PeerId
-from shoal.protocol.invites import Revocations
+from shoal.protocol.invites import Revocations, make_revocations
 from shoal.protocol.voting import FaultModel
 from tests.manifests import manifest_of
 
@@ -86,3 +87,22 @@ async def test_list_of_a_restored_authority_is_signed_together_with_the_newer_on
     assert kept_revocations(folder, manifest) == joined
     assert member.take(joined)
     assert member.is_revoked(third.peer_id, None)
+
+
+def test_nobody_is_asked_for_a_passphrase_where_lists_are_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (phrase := tmp_path / "phrase").write_text("a horse and a battery")
+    phrase.chmod(0o600)
+    monkeypatch.setenv(key_file.PASSPHRASE_VARIABLE, str(phrase))
+    founder, first, second = (Identity.from_seed(bytes([n]) * 32) for n in range(1, 4))
+    authority = Identity.load_or_create(tmp_path / "node" / KEY_NAME)
+    manifest = manifest_of([founder.peer_id], authority=authority.peer_id)
+    assert revoke(tmp_path / "node", manifest, [first.peer_id]).version == 1
+    rule = admission_of(tmp_path / "node", manifest, founder.peer_id)
+    other = make_revocations(authority, manifest.swarm_id, None, [second.peer_id])
+    other = make_revocations(authority, manifest.swarm_id, other, [])
+    monkeypatch.delenv(key_file.PASSPHRASE_VARIABLE)
+    monkeypatch.setattr(key_file, "ask", lambda question: pytest.fail("the rounds would wait for an answer"))
+    assert rule.take(other)
+    assert rule.revocations == other
