@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.node.control_groups import MOUNTS, OWN_GROUPS, own_groups
 from shoal.protocol.errors import ConfigError
-from shoal.testnet.throttle import own_groups
 
 
 class MemoryLimit:
@@ -54,9 +54,8 @@ def memory_limit(name: str, size: int) -> Iterator[MemoryLimit]:
 
 def _limited(name: str, size: int) -> Path | None:
     """Make a control group with that limit below one of this process's; None where there can be none."""
-    mounts, within = (Path(f"/proc/self/{file}") for file in ("mounts", "cgroup"))
     with contextlib.suppress(OSError):
-        for folder, unified in own_groups("memory", mounts.read_text(), within.read_text()):
+        for folder, unified in own_groups("memory", MOUNTS.read_text(), OWN_GROUPS.read_text()):
             own, limit = folder / name, "memory.max" if unified else "memory.limit_in_bytes"
             own.mkdir()
             if (own / limit).exists():

@@ -29,6 +29,7 @@ import psutil  # type: ignore[import-untyped]
 
 from shoal.collectives.codecs import check_denormals
 from shoal.node.control_client import NodeNotRunning, Status, request
+from shoal.node.control_groups import available_memory
 from shoal.node.discovery.credentials import admission_of
 from shoal.node.doctor_trial import TrialReport, TrialRequest
 from shoal.node.founded import founded_here
@@ -558,7 +559,7 @@ def bytes_in_memory(numel: int, optimizer: OptimizerName = "adamw") -> dict[str,
 
 def memory(report: TrialReport, optimizer: OptimizerName) -> Check:
     """Check that there is room for the model, its gradients and moments, and what the daemon holds."""
-    available = psutil.virtual_memory().available
+    available, bound = available_memory()
     if report.numel is None:
         return Check(name="memory", ok=True, detail=f"{available / 1e9:.1f} GB available{NEED_UNKNOWN}")
     needed = sum(bytes_in_memory(report.numel, optimizer).values())
@@ -566,7 +567,8 @@ def memory(report: TrialReport, optimizer: OptimizerName) -> Check:
         f"{available / 1e9:.1f} GB available, about {needed / 1e9:.1f} GB needed for "
         f"{report.numel / 1e6:.1f} million parameters and {optimizer}"
     )
-    remedy = "" if available >= needed else "end other programs, or train on a machine with more memory"
+    more = "give this container or job more memory" if bound else "end other programs"
+    remedy = "" if available >= needed else f"{more}, or train on a machine with more"
     return Check(name="memory", ok=available >= needed, detail=detail, remedy=remedy)
 
 

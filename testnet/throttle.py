@@ -17,6 +17,8 @@ from typing import Final
 
 import trio
 
+from shoal.node.control_groups import MOUNTS, OWN_GROUPS, own_groups
+
 PERIOD_S: Final = 0.1
 _US: Final = 1_000_000
 
@@ -82,21 +84,6 @@ def find_quotas(mounts: str, own: str) -> Quotas | None:
     return None
 
 
-def own_groups(controller: str, mounts: str, own: str) -> Iterator[tuple[Path, bool]]:
-    """Folders of this process's control groups that may have that controller, and whether each is of version 2.
-
-    mounts, own: as above.
-    """
-    within = {names: path for _, names, path in (line.split(":", 2) for line in own.splitlines())}
-    for line in mounts.splitlines():
-        _, mount, kind, options, *_ = line.split()
-        if kind == "cgroup" and controller in options.split(","):
-            path = next((path for names, path in within.items() if controller in names.split(",")), "/")
-            yield Path(mount + path), False
-        elif kind == "cgroup2":
-            yield Path(mount + within.get("", "/")), True
-
-
 def _works(quotas: Quotas) -> bool:
     """Try it with no processes: version 2 has the files of a quota only where the group above hands them on."""
     tried = quotas.folder / f"shoal-tried-{os.getpid()}"
@@ -114,7 +101,7 @@ def _works(quotas: Quotas) -> bool:
 def kernel_quotas() -> Quotas | None:
     """Quotas of this machine's kernel for this process; None if it has none. Blocks."""
     try:
-        return find_quotas(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+        return find_quotas(MOUNTS.read_text(), OWN_GROUPS.read_text())
     except OSError:
         return None
 

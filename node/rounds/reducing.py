@@ -6,7 +6,6 @@ Whatever way the finals of a plan come, they are handed to `done`, with the seco
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from shoal.collectives.partition import dialling_order, dials_first, expected_ow
 from shoal.collectives.progress import Exclusion, ReduceProgress
 from shoal.collectives.reduce import Kept, Reduction
 from shoal.collectives.traffic import PlanTraffic, Routes
+from shoal.node.control_groups import usable_cores
 from shoal.node.holds import Holds
 from shoal.node.rounds.copying import copying_beside
 from shoal.node.rounds.pace import NOBODY, Pace, Stall, Told, planned_ways
@@ -49,7 +49,7 @@ RELAYED_PATH_LIMIT_S = 640.0
 """Longest time for which a peer reached through another is not dialled: doubled whenever that leads to nothing."""
 UNREACHABLE_LIMIT = 1024
 """Peers that are remembered as out of reach. When there are more, all are tried again: most will be long gone."""
-VERIFY_THREADS = min(4, os.cpu_count() or 1)
+VERIFY_THREADS = min(4, usable_cores())
 SPARE_BYTES = 256 << 20
 """Memory of payloads of one size kept from one reduction to the next."""
 NEIGHBOUR_LOOK_S = 0.002

@@ -10,7 +10,6 @@ value be decided, the chunks in which the two differ are made again.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from shoal.collectives.finals import Finals, UseFinal
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, HeldState, PolicyImage, StateHeader
+from shoal.node.control_groups import usable_cores
 from shoal.node.outcome import RoundCertified
 from shoal.node.rounds.engine_parts import EngineParts
 from shoal.node.state.finals_file import FinalsWriter
@@ -30,7 +30,7 @@ from shoal.protocol.errors import ConfigError, NetworkError, StorageError
 from shoal.protocol.messages import NO_HASH, Certificate, Plan, Report, Value
 from shoal.protocol.planning import split_codec
 
-APPLY_THREADS = min(4, os.cpu_count() or 1)
+APPLY_THREADS = min(4, usable_cores())
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -13,6 +12,7 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from shoal.node.control_groups import usable_cores
 from shoal.node.sapo.sandbox import TASK_LIMIT_S, TEXT_LIMIT_S, NotBegun, Sandbox
 from shoal.node.sapo.sandbox_process import Overdue, limited
 from shoal.node.sapo.sandbox_support import missing_sandbox
@@ -60,7 +60,7 @@ class Scorer:
         self._text_limit_s = text_limit_s
         self._task_limit_s = task_limit_s
         self._faults = Faults()
-        self._side_by_side = side_by_side or min(SANDBOXES_LIMIT, max(1, (os.cpu_count() or 1) // CORES_EACH))
+        self._side_by_side = side_by_side or min(SANDBOXES_LIMIT, max(1, usable_cores() // CORES_EACH))
         self._sandboxes: list[Sandbox] = []
         self._threads: ThreadPoolExecutor | None = None
         """They stay until all is closed: the process of a sandbox ends with the thread that started it."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from shoal.collectives.fragments import Fragments
 from shoal.collectives.grid import Grid
 from shoal.collectives.outer import NextState, OuterSettings
 from shoal.collectives.state import CertifiedState, HeldState, PolicyImage, StateAssembly, StateHeader
+from shoal.node.control_groups import usable_cores
 from shoal.node.state.asking import ask_in_turn
 from shoal.node.state.fetching import Fetcher, Job, OnProgress, tell_nobody
 from shoal.node.state.state_server import ANSWER_LIMIT_BYTES
@@ -70,7 +70,7 @@ from shoal.swarm.lanes.pool import LanePool
 FINALS_DONORS = 4
 DONORS_NAMED = 4
 """In a line of the log."""
-APPLY_THREADS = min(4, os.cpu_count() or 1)
+APPLY_THREADS = min(4, usable_cores())
 
 KINDS = STATE_SPACES
 SPACES = {kind: space for space, kind in KINDS.items()}

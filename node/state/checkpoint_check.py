@@ -9,7 +9,6 @@ founders are: that they are the right ones only the reader's own manifest can te
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from shoal.collectives.commitment import chunk_hash
 from shoal.collectives.grid import Grid
 from shoal.collectives.policy_image import image_of
 from shoal.collectives.state import StateHeader, StateKind
+from shoal.node.control_groups import usable_cores
 from shoal.node.state.checkpoints import CHAIN, LAYOUT, MANIFEST, STATE, read_layout
 from shoal.node.state.state_files import header_in, is_imaged, kinds_in
 from shoal.node.state.store import read_records
@@ -31,7 +31,7 @@ from shoal.protocol.errors import ConfigError, RemoteError, ShoalError
 from shoal.protocol.manifest import Manifest, load_manifest
 from shoal.protocol.messages import Entry, Term, Value
 
-HASH_THREADS = min(8, os.cpu_count() or 1)
+HASH_THREADS = min(8, usable_cores())
 CHAIN_LIMIT_BYTES = 4 << 30
 _ENTRY: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from shoal.node.control_groups import usable_cores
 from shoal.node.loops.loop_messages import OWN_LOOP
 from shoal.node.options import NodeConfig
 from shoal.node.training import shared_tensors, trainer
@@ -33,7 +34,7 @@ def spec_of(config: NodeConfig) -> TrainerSpec:
         config.manifest,
         data=config.data,
         device=config.device,
-        threads=config.threads or max(1, (os.cpu_count() or 1) // 2),
+        threads=config.threads or max(1, usable_cores() // 2),
         accumulate=config.accumulate,
         processes=config.processes,
     )
