@@ -5,7 +5,8 @@
                             things only for `IDLE_LIMIT_S`; and a peer that lacks its state has it, or is told why not
     wrong bytes once        whoever sent a chunk that is not the certified one is not asked by that peer for `BAN_S`
     bounded requests        at most `REQUEST_LIMIT` chunks are asked for, of a donor that brought nothing yet no more
-                            than its first window, and no chunk of more than two donors at a time
+                            than its first window, and no chunk of more than two donors at a time, but for one more
+                            each time that `FURTHER_S` have passed since it was asked of the last
     a donor's duties        what a donor sends in its own round waits for one frame of what it serves, no more
     the only copy           who leaves in order does not take a state along that nobody else has, while somebody is
                             linked who would fetch it, before its patience is over
@@ -20,7 +21,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shoal.lab.simulate.judge import Violation
-from shoal.node.state.chunk_requests import IDLE_LIMIT_S, LOOK_S, STALL_S, WINDOW_FIRST_BYTES, WINDOW_MIN_CHUNKS
+from shoal.node.state.chunk_requests import (
+    FURTHER_S,
+    IDLE_LIMIT_S,
+    LOOK_S,
+    STALL_S,
+    WINDOW_FIRST_BYTES,
+    WINDOW_MIN_CHUNKS,
+)
 from shoal.protocol.donors import BAN_S
 from shoal.protocol.messages import Value
 from shoal.swarm.lanes.chunks import REQUEST_LIMIT
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.lab.simulate.peer import SimulatedPeer
 
 ASKED_OF_LIMIT = 2
-"""Donors of whom one chunk is asked at a time."""
+"""Donors of whom one chunk is asked at a time, where none of them is slow."""
 FRAMES_AHEAD_LIMIT = 1
 OBTAIN_LIMIT_S = 180.0
 """A peer that lacks its state while nothing is wrong has it by then."""
@@ -46,6 +54,7 @@ class _Owing:
     """
 
     pieces: dict[Piece, int] = field(default_factory=dict)
+    asked_at: dict[Piece, float] = field(default_factory=dict)
     since: dict[bytes, float] = field(default_factory=dict)
     anything_at: float = float("-inf")
     wanted_at: float = float("-inf")
@@ -75,18 +84,22 @@ class Donations:
         for scope, _ in pieces:
             owing.since.setdefault(scope, now)
         owing.pieces.update(pieces)
+        owing.asked_at.update(dict.fromkeys(pieces, now))
         if sum(len(other.pieces) for other in mine.values()) > REQUEST_LIMIT:
             raise Violation("bounded requests", f"peer {peer.number} waits for more than {REQUEST_LIMIT} chunks")
         size, many = sum(owing.pieces.values()), len(owing.pieces) > WINDOW_MIN_CHUNKS * len(peer.peer_rounds.transfers)
         if many and not owing.brought and size > WINDOW_FIRST_BYTES * len(peer.peer_rounds.transfers):
             raise Violation("bounded requests", f"peer {donor}, who brought nothing yet, owes {size} bytes")
         for piece in pieces:
-            if sum(piece in other.pieces for other in mine.values()) > ASKED_OF_LIMIT:
+            before = [other.asked_at[piece] for other in mine.values() if other is not owing and piece in other.pieces]
+            if len(before) >= ASKED_OF_LIMIT and now - max(before) < FURTHER_S:
                 raise Violation("bounded requests", f"chunk {piece[1]} is asked of more than {ASKED_OF_LIMIT} donors")
 
     def settled(self, peer: SimulatedPeer, donor: int, scope: bytes, chunk: int) -> None:
         """A chunk came, or is not wanted of this donor any more."""
-        self._of(peer, donor).pieces.pop((scope, chunk), None)
+        owing = self._of(peer, donor)
+        owing.pieces.pop((scope, chunk), None)
+        owing.asked_at.pop((scope, chunk), None)
 
     def moved(self, peer: SimulatedPeer, donor: int) -> None:
         """Bytes of what was asked for came."""

@@ -11,7 +11,8 @@ What asks, receives and waits is around it: `shoal.node.state.fetching` in a nod
   lose. Until the rate is known, the window is what the donor has brought so far, so that it doubles with every turn.
   Whoever is fastest and has room is asked first, so every donor carries what its bandwidth is.
 * When nothing is left to be asked for, a donor with room takes over chunks that another would take more than
-  STEAL_FACTOR times as long for. Whoever is first counts; the other's bytes are dropped.
+  STEAL_FACTOR times as long for. Whoever is first counts; the other's bytes are dropped. Where two that were asked are
+  both so slow, a third is, and so on, each FURTHER_S after the one before: colluding donors cannot keep a chunk back.
 * A donor is out for the rest of the transfer when it does not hold a chunk, its lane breaks, it stalls, or a chunk of
   it is not what it should be. The last is remembered (`shoal.protocol.donors`): who served bad bytes is not asked
   again for a while, which doubles each time.
@@ -28,7 +29,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 from typing import Final
 
 from shoal.protocol.donors import DonorScores
@@ -52,6 +53,7 @@ HOPE: Final = 2.0
 """A donor whose rate is not known is taken for this much faster than the mean of the others: it is tried."""
 STEAL_FACTOR: Final = 2.0  # times as long, before a chunk is asked of another too
 STEAL_MARGIN_S: Final = 1.0
+FURTHER_S: Final = 2.0  # since a chunk was asked of a second donor or a later one, before it is of another
 STALL_S: Final = 5.0
 """A donor that owes chunks and from which not a byte comes for this long is given up."""
 IDLE_LIMIT_S: Final = 30.0
@@ -126,6 +128,7 @@ class Transfer:
         self._sizes = sizes
         self._free = deque(chunk for chunk in range(len(sizes)) if chunk not in here)
         self._askers: dict[int, list[_Donor]] = {chunk: [] for chunk in self._free}  # of chunks that are not here
+        self._asked_at: dict[int, float] = {}
         self._donors: dict[PeerId, _Donor] = {}
         self._arrived_bytes: dict[PeerId, int] = {}
         self._out: dict[PeerId, str] = {}
@@ -197,7 +200,7 @@ class Transfer:
                 asks.append(self._ask(donor, self._free.popleft(), now))
         if not self._free:
             for donor in fastest_first:
-                while (chunk := self._worth_stealing(donor)) is not None:
+                while (chunk := self._worth_stealing(donor, now)) is not None:
                     asks.append(self._ask(donor, chunk, now))
         return asks
 
@@ -215,24 +218,28 @@ class Transfer:
         donor.owed[chunk] = None
         donor.owed_bytes += self._sizes[chunk]
         self._askers[chunk].append(donor)
+        self._asked_at[chunk] = now
         return Ask(donor.peer, chunk)
 
-    def _worth_stealing(self, donor: _Donor) -> int | None:
-        """The chunk that is furthest away, if `donor` has room and would bring it much sooner."""
-        best, best_eta = None, 0.0
+    def _worth_stealing(self, donor: _Donor, now: float) -> int | None:
+        """The chunk that is furthest away, if `donor` has room and would bring it much sooner than who was asked."""
+        etas: dict[int, float] = {}
         for other in self._donors.values():
-            if other is donor:
-                continue
-            ahead = 0
+            ahead, pace = 0, self._pace(other)
             for chunk in other.owed:
                 ahead += self._sizes[chunk]
-                eta = ahead / self._pace(other)
-                if eta > best_eta and len(self._askers[chunk]) == 1:
-                    best, best_eta = chunk, eta
+                etas[chunk] = min(ahead / pace, etas.get(chunk, inf))
+        best, best_eta = None, 0.0
+        for chunk, eta in etas.items():
+            if eta > best_eta and chunk not in donor.owed and self._may_be_asked_of_another(chunk, now):
+                best, best_eta = chunk, eta
         if best is None or not donor.has_room(self._sizes[best]):
             return None
         own_eta = (donor.owed_bytes + self._sizes[best]) / self._pace(donor)
         return best if best_eta > STEAL_FACTOR * own_eta + STEAL_MARGIN_S else None
+
+    def _may_be_asked_of_another(self, chunk: int, now: float) -> bool:
+        return len(self._askers[chunk]) < 2 or now - self._asked_at[chunk] >= FURTHER_S
 
     def arrived(self, peer: PeerId, chunk: int) -> list[PeerId]:
         """A chunk came and is right. Returns of whom else it was asked: they need not bring it any more."""

@@ -329,6 +329,12 @@ STATE: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "two donors that trickle keep a chunk back",
+        "tests/node/state/test_chunk_requests.py::test_two_that_trickle_cannot_keep_a_chunk_back_from_a_third",
+        "return len(self._askers[chunk]) < 2 or now - self._asked_at[chunk] >= FURTHER_S",
+        "return len(self._askers[chunk]) < 2",
+    ),
+    bug(
         "a chunk of two donors counts twice",
         "tests/node/state/test_chunk_requests.py::test_random_donors_bring_everything_exactly_once",
         """

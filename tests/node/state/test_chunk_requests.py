@@ -10,6 +10,7 @@ import pytest
 
 from shoal.node.state import chunk_requests as requests_module
 from shoal.node.state.chunk_requests import (
+    FURTHER_S,
     IDLE_LIMIT_S,
     STALL_S,
     WINDOW_LIMIT_BYTES,
@@ -322,6 +323,29 @@ def test_takeover_counts_whoever_is_first() -> None:
     assert transfer.arrived(SLOW, 0) == [FAST]
     assert transfer.done
     assert transfer.arrived_bytes == {FAST: MB, SLOW: MB}
+
+
+def test_two_that_trickle_cannot_keep_a_chunk_back_from_a_third() -> None:
+    """They were fast the last time, and took over of each other all that is left before the third was there."""
+    simulation = Simulation(chunks(8), [Donor(FAST, 200), Donor(SLOW, 200), Donor(THIRD, 10 * MB)], late={THIRD: 20.0})
+    for peer, rate in ((FAST, 100 * MB), (SLOW, 300 * MB)):
+        simulation.transfer.drop(peer, "to come back with a rate")
+        simulation.transfer.add(peer, 0.0, rate=rate)
+    assert simulation.run() < 30.0
+    assert simulation.transfer.arrived_bytes == {THIRD: 8 * MB}
+
+
+def test_a_chunk_is_asked_of_a_third_only_when_the_second_had_its_time() -> None:
+    transfer = Transfer([100 * MB])
+    transfer.add(SLOW, 0.0, rate=0.1 * MB)
+    assert [ask.donor for ask in transfer.requests(0.0)] == [SLOW]
+    transfer.add(THIRD, 1.0, rate=1.0 * MB)
+    assert [ask.donor for ask in transfer.requests(1.0)] == [THIRD]
+    transfer.add(FAST, 1.5, rate=100.0 * MB)
+    assert transfer.requests(1.0 + FURTHER_S - 0.1) == []
+    assert [ask.donor for ask in transfer.requests(1.0 + FURTHER_S)] == [FAST]
+    assert set(transfer.arrived(FAST, 0)) == {SLOW, THIRD}
+    assert transfer.done
 
 
 @pytest.mark.parametrize("seed", range(8))
