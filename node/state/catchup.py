@@ -294,6 +294,7 @@ class CatchUp:
         """The last state to which finals, of this node's disk or of `peers`, lead from `state` along the chain.
 
         Each is checked against its certificate, and is in the cache. The chain may go back while finals are awaited.
+        Finals that the disk has changed since they were read are fetched anew.
         """
         while state.round < chain.standing.round and on_branch(chain, state):
             value = chain.value(state.round + 1)
@@ -309,14 +310,17 @@ class CatchUp:
             except NetworkError as error:
                 logger.info("cannot replay round %d: %s", round, error)
                 break
-            except LocalError as error:
+            except (LocalError, RemoteError) as error:
                 logger.warning("round %d does not follow from the state here: %s", round, error)
-                break
-            if header.digest != value.digest:
+            else:
+                if header.digest == value.digest:
+                    state = after.take(header)
+                    self._cache.put(state, header)
+                    continue
                 logger.warning("replaying round %d led to another digest than the certified one", round)
+            if not await trio.to_thread.run_sync(self._cache.forget_damaged, value.plan):
                 break
-            state = after.take(header)
-            self._cache.put(state, header)
+            logger.warning("the finals of round %d are damaged on this node's disk; others are asked for them", round)
         return state
 
     def prepare(self) -> None:

@@ -318,11 +318,25 @@ class StateCache:
         for count, (plan_hash, path) in enumerate(reversed(before)):
             size += path.stat().st_size
             if count >= FINALS_KEPT or (count >= FINALS_MIN and size > limit):
-                path.unlink(missing_ok=True)
-                with self._lock:
-                    self._finals.pop(plan_hash, None)
-                    self._finals_by_scope.pop(plan_hash[:SCOPE_BYTES], None)
-                    self._files.pop(plan_hash[:SCOPE_BYTES], None)
+                self._forget_plan(plan_hash, path)
+
+    def forget_damaged(self, plan_hash: bytes) -> bool:
+        """Forget the finals of a plan if the disk has changed them since they were read; True if it has. Blocks."""
+        finals = self._finals.get(plan_hash)
+        if finals is None or all(chunk.intact for chunk in finals.chunks):
+            return False
+        for _, found, path in self._finals_files():
+            if found == plan_hash:
+                with contextlib.suppress(OSError):  # read again, it is found to be damaged
+                    self._forget_plan(plan_hash, path)
+        return True
+
+    def _forget_plan(self, plan_hash: bytes, path: Path) -> None:
+        with self._lock:
+            self._finals.pop(plan_hash, None)
+            self._finals_by_scope.pop(plan_hash[:SCOPE_BYTES], None)
+            self._files.pop(plan_hash[:SCOPE_BYTES], None)
+        path.unlink(missing_ok=True)
 
     def go_back(self, round: int) -> None:
         """Forget the states after `round`, in memory and on disk: they were abandoned. Raises StorageError."""

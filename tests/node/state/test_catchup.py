@@ -37,6 +37,9 @@ from tests.node.donors import World, flipped
 from tests.node.ledger import GRID, Ledger, finals_of, identity, plan_of, save_finals, state_of, vector
 from tests.node.state.catchup_lab import BAD, GOOD, Watch, advance, assert_state, ledger_of
 
+NO_INT4 = 0x88
+"""Two values of -8, which int4 does not have."""
+
 pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("no_threads")]
 
 
@@ -280,6 +283,34 @@ async def test_finals_on_disk_are_replayed_without_asking(tmp_path: Path) -> Non
     for finals in ledger.finals.values():
         save_finals(world.cache, finals)
     assert_state(await advance(world, ledger.states[0], []), ledger, 2)
+
+
+@pytest.mark.parametrize("bits", [NO_INT4, 0x01])
+async def test_finals_that_their_disk_changes_after_they_were_read_are_fetched_anew(tmp_path: Path, bits: int) -> None:
+    """A damaged value is another value, or, as -8 in int4, none at all: neither ends who replays it."""
+    ledger, written = (Ledger(grid=GRID, codec="int4") for _ in range(2))
+    for one in (ledger, written):
+        one.certify(2)
+    world = World(tmp_path, ledger)
+    plan = ledger.finals[1].plan
+    for finals in written.finals.values():  # they lie in their files from then on
+        save_finals(world.cache, finals)
+    world.restart()
+    mapped = world.cache.finals(plan.hash)
+    assert mapped is not None
+    [path] = world.folder.glob(f"me/finals/1-{plan.hash.hex()}")
+    values = mapped.chunks[0].encoded
+    at = path.read_bytes().index(values.tobytes()) + values.size // 2
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([bits if bits == NO_INT4 else values[values.size // 2] ^ bits]))
+    assert not mapped.chunks[0].intact
+    with pytest.raises(NetworkError, match="no peer has the state"):
+        await advance(world, ledger.states[0], [])
+    assert not path.exists()
+    donor = world.donor(GOOD)
+    assert_state(await advance(world, ledger.states[0], [GOOD]), ledger, 2)
+    assert [type(request) for request in donor.asked] == [GetFinals]  # of round 1 alone, and no state
 
 
 async def test_replay_that_leads_elsewhere_is_not_taken(tmp_path: Path) -> None:
