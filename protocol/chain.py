@@ -15,6 +15,10 @@ from __future__ import annotations
 
 import copy
 import logging
+from sys import intern
+
+import msgspec
+from msgspec.structs import force_setattr
 
 from shoal.protocol.amending import History, InForce, check_amended
 from shoal.protocol.bans import FOR_EVER, Register, Sentence, check_bans
@@ -49,6 +53,18 @@ Position = tuple[Term, int]
 """(term, round): which decision something belongs to; later ones are greater."""
 
 
+def _share_names(entry: Entry, before: Value) -> None:
+    """Have an entry name peers by the same strings as all entries: 64 voters would be 8 kB more with each."""
+    value = entry.value
+    same = value.members == before.members
+    force_setattr(value, "members", before.members if same else tuple(map(intern, value.members)))
+    force_setattr(value, "planner", intern(value.planner))
+    if not isinstance(value.counted, msgspec.UnsetType):
+        force_setattr(value, "counted", tuple(map(intern, value.counted)))
+    if isinstance(entry, Certificate):
+        force_setattr(entry, "signers", tuple(map(intern, entry.signers)))
+
+
 def next_position(value: Value) -> Position:
     """Of the round that comes after `value`."""
     return value.next_term, value.next_round
@@ -64,6 +80,7 @@ class Chain:
         self, genesis_value: Value, authority: PeerId | None = None, *, manifest: Manifest | None = None
     ) -> None:
         self._genesis = genesis_value
+        force_setattr(genesis_value, "members", tuple(map(intern, genesis_value.members)))
         self._authority = authority
         self._manifest = manifest
         self._begin()
@@ -194,6 +211,7 @@ class Chain:
 
     def _append(self, entry: Entry) -> None:
         value = entry.value
+        _share_names(entry, self.head)
         self._entries.append(entry)
         self._heights[value.hash] = self.height
         self._members_ever.update(value.members)

@@ -30,7 +30,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.peering import CERTIFICATES_IN_ANSWER_LIMIT, ChainPart
 from shoal.protocol.terms import check_rebase, is_consented, make_consent, make_rebase, make_rollback
-from shoal.protocol.wire import canonical
+from shoal.protocol.wire import canonical, decode
 from tests.protocol.lab import SWARM, plan_hash, value_of
 
 KEYS = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(5)), key=lambda key: key.peer_id)
@@ -396,6 +396,24 @@ def test_whoever_went_on_in_an_abandoned_term_is_led_to_the_rebase(rounds: int) 
     follow(behind, donor)
     assert entries(behind) == entries(donor)
     assert next_position(behind.head) == (Term(2, 0), 7)
+
+
+def test_a_long_chain_holds_each_peer_s_name_once() -> None:
+    """As they come from the wire, every entry has names of its own: twice as many strings as there are voters."""
+    made = chain_of(4)
+    goes_back(made, 2)
+    made.extend(make_rebase(AUTHORITY, made.head, PEERS[:2]))
+    made.extend(certified(value_of(made.head, plan_hash("x"), PEERS[0]), KEYS[:2]))
+    founders = genesis(SWARM, tuple(map("".join, PEERS[:3])))  # other strings
+    received = [decode(canonical(entry), type(entry)) for entry in entries(made)]
+    chain = Chain(founders, AUTHORITY.peer_id)
+    for entry in received:
+        chain.extend(entry)
+    assert entries(chain) == entries(made)
+    assert [entry.value.hash for entry in entries(chain)] == [entry.value.hash for entry in entries(made)]
+    named = [peer for entry in entries(chain) for peer in (*entry.value.members, entry.value.planner)]
+    named += [peer for entry in entries(chain) if isinstance(entry, Certificate) for peer in entry.signers]
+    assert len({id(peer) for peer in named}) == len(set(named)) == 3
 
 
 def test_an_answer_full_of_rollbacks_fits_into_its_limit() -> None:
