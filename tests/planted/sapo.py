@@ -357,6 +357,12 @@ SAPO: tuple[Bug, ...] = (
         "raise",
     ),
     bug(
+        "a policy of another history is taken for one that goes on",
+        "tests/node/sapo/test_following.py::test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round",
+        "if anchor.fresh:",
+        "if False:",
+    ),
+    bug(
         "a sampler's groups name another policy than the one they were drawn from",
         "tests/node/sapo/test_following.py::test_policy_is_each_certified_state_to_the_bit_and_groups_name_its_round",
         "version = self.round if self.version is None else self.version",
