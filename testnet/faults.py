@@ -480,13 +480,20 @@ def _took_part(node: NodeProcess, swarm: Field, since: float) -> bool:
 
 
 async def _until_linked(node: NodeProcess, swarm: Field, limit_s: float) -> None:
-    """Wait until all who run and had found it before have found a node that came back elsewhere. Raises NotWhole."""
+    """Wait until all who run, are not kept apart and had found it before have found a node that came back elsewhere.
+
+    Raises NotWhole.
+    """
 
     def missing() -> list[int]:
         since = node.lives[-1].started_at
         links = [(entry.node, entry.event) for entry in swarm.journal.entries if isinstance(entry.event, Linked)]
         found = {index: event.at > since for index, event in links if event.peer == node.peer_id}
-        return [index for index, again in found.items() if not again and _is_free(swarm.node(index))]
+        return [index for index, again in found.items() if not again and may_find(index)]
+
+    def may_find(index: int) -> bool:
+        apart = swarm.network is not None and swarm.network.is_apart((index, node.index))
+        return not apart and _is_free(swarm.node(index))
 
     with trio.move_on_after(limit_s):
         await swarm.journal.until(lambda: not _is_free(node) or not missing())

@@ -263,6 +263,10 @@ class Network:
         self._blocked -= Counter((_ordered(pair), what) for pair in pairs)
         self._enforce({index for pair in pairs for index in pair})
 
+    def is_apart(self, pair: Pair) -> bool:
+        """True if no links can be made between these two: nothing passes, or nothing of control."""
+        return any(self._blocked[_ordered(pair), what] > 0 for what in ("all", "control"))
+
     def narrow(self, index: int, rate_mbit: float) -> None:
         """Let a node's link carry this much in each direction from now on. Raises NetworkError."""
         _shape(self._node(index), "eth0", rate_mbit)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -200,6 +201,11 @@ async def test_who_moved_is_to_take_part_and_to_be_found_again(mode: str, found:
         if mode == "goes on" and found:
             await until_whole(MOVE, swarm)
             return
+        if not found:
+            apart = SimpleNamespace(is_apart=lambda pair: set(pair) == {0, 1})
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(swarm, "network", apart)
+                await until_whole(MOVE, swarm, limit_s=1.0)
         what = "took part in no round" if found else "has another address, and nodes \\[1\\] did not find it there"
         with pytest.raises(NotWhole, match=what):
             await until_whole(MOVE, swarm, limit_s=1.0)

@@ -130,8 +130,10 @@ def test_blocked_pairs_do_not_reach_each_other_and_all_others_do() -> None:
         assert [reaches(links, *pair) for pair in ((0, 2), (2, 1))] == [True, True]
         links.unblock({(0, 1)})
         assert not reaches(links, 0, 1), "it was blocked twice"
+        assert links.is_apart((1, 0))
         links.unblock({(1, 0)})
         assert reaches(links, 0, 1)
+        assert not links.is_apart((0, 1))
 
 
 @needs_namespaces
@@ -141,6 +143,7 @@ def test_lanes_and_control_are_blocked_apart_until_all_is_restored() -> None:
             links.block({(0, 1)}, what)  # type: ignore[arg-type]
             assert (reaches(links, 0, 1, blocked), reaches(links, 1, 0, blocked)) == (False, False)
             assert (reaches(links, 0, 1, other), reaches(links, 1, 0, other)) == (True, True)
+            assert links.is_apart((0, 1)) is (what == "control")
             links.restore()
             assert reaches(links, 0, 1, blocked)
 
