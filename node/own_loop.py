@@ -53,6 +53,7 @@ from shoal.node.loops.loop_snapshots import LoopSnapshots
 from shoal.node.loops.loop_steps import (
     OptimizerSteps,
     Tally,
+    TrainedParameters,
     bare,
     check_trainable,
     evaluating,
@@ -131,6 +132,10 @@ VAIN = (
     "before the last %d calls of step() the optimizer that join() was given made no step, so they count nothing: give "
     "join() the optimizer that the loop uses, not one made before it"
 )
+NEWER = (
+    "parameter %r is trained here and by nobody else: it was frozen, or not there, when join() was called, so nothing "
+    "of it travels. Have all that is to be trained in the model, unfrozen, before join(), in a swarm founded with it"
+)
 NO_ROUND = (
     "this loop ended after %d of the %d steps of its first round: the swarm has nothing of it, and at_anchor() gives "
     "what the loop joined with; train longer, or found a swarm with fewer `inner_steps` in its [sync]"
@@ -180,6 +185,7 @@ class Swarm:
         self._flat: Flat = FlatParameters(self._model, frozen=False)
         self._ranks = Alone()
         self._steps = OptimizerSteps(optimizer)
+        self._trained = TrainedParameters(self._model)
         self._manifest = manifest
         self._data_dir = _data_folder(data_dir)
         self._peers, self._options, self._wait_s = tuple(peers), tuple(options), wait_s
@@ -417,6 +423,7 @@ class Swarm:
         with self._ranks.call("step", self._proceed, made=made, tokens=counted if made else 0) as of_all:
             if made:
                 self._count(made, of_all, loss)
+                self._warn_of_newer()
             self._obey()
         self._tally.resumed()
         self._watch.called(waits=False)
@@ -521,6 +528,11 @@ class Swarm:
         """Warn while the newest contribution counts for nothing: with every round, and in a wait for one."""
         if self._weightless_steps:
             self._warn(WEIGHTLESS, self._weightless_steps)
+
+    def _warn_of_newer(self) -> None:
+        """Warn of what this loop trains alone. Of several ranks none has all parameters, or always the same tensors."""
+        if self._ranks.size == 1 and self._is_due("newer") and (name := self._trained.newer()) is not None:
+            logger.warning(NEWER, name)
 
     def _warn(self, text: str, value: float) -> None:
         if self._is_due(text):

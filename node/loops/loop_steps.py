@@ -44,6 +44,19 @@ def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
         )
 
 
+class TrainedParameters:
+    """The parameters of a model that need a gradient as a loop joins: those that travel."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._there = {id(value): value for value in model.parameters() if value.requires_grad}
+
+    def newer(self) -> str | None:
+        """The first that needs a gradient now and was none of them, by name; None without one."""
+        named = self._model.named_parameters()
+        return next((name for name, value in named if value.requires_grad and id(value) not in self._there), None)
+
+
 class OptimizerSteps:
     """Counts the steps that an optimizer really made.
 

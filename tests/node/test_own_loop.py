@@ -651,6 +651,39 @@ def test_loop_whose_optimizer_is_another_than_it_joined_with_is_told(
         assert warnings() == [own_loop.VAIN % own_loop.VAIN_CALLS]
 
 
+@pytest.mark.parametrize("replaces", [False, True])
+def test_loop_that_trains_what_does_not_travel_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, replaces: bool
+) -> None:
+    """A layer that is unfrozen, or put in the place of another, after the loop has joined."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=50)
+        await end.expect(Detached)
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+    with Ends(tmp_path, daemon), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        swarm.step(tokens=1, loss=learn(model, optimizer, 0))
+        assert warnings() == []
+        if replaces:
+            model[1] = torch.nn.Linear(4, 1)
+            optimizer.add_param_group({"params": list(model[1].parameters())})
+        else:
+            model[0].requires_grad_(True)
+        swarm.step(tokens=1, loss=learn(model, optimizer, 1))
+        assert warnings() == [], "the names are looked at once a minute"
+        swarm._warned_at.clear()
+        for number in (2, 3):
+            swarm.step(tokens=1, loss=learn(model, optimizer, number))
+        assert warnings() == [own_loop.NEWER % ("1.weight" if replaces else "0.weight")]
+
+
 @pytest.mark.parametrize(
     ("leaves", "timeout_s", "said"),
     [
