@@ -339,6 +339,13 @@ STATE: tuple[Bug, ...] = (
         """,
     ),
     bug(
+        "finals that decode no more end the node without a word of its disk",
+        "tests/node/rounds/test_candidates.py"
+        "::test_finals_that_the_disk_changed_before_they_were_certified_are_told_of_in_a_line",
+        "except RemoteError:  # they were checked when they came, and decode no more",
+        "except StorageError:",
+    ),
+    bug(
         "two donors that trickle keep a chunk back",
         "tests/node/state/test_chunk_requests.py::test_two_that_trickle_cannot_keep_a_chunk_back_from_a_third",
         "return len(self._askers[chunk]) < 2 or now - self._asked_at[chunk] >= FURTHER_S",

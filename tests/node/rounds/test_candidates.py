@@ -79,6 +79,27 @@ async def test_any_plan_of_the_round_may_be_the_certified_one(cache: StateCache,
     assert made[certified].header == header
 
 
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+async def test_finals_that_the_disk_changed_before_they_were_certified_are_told_of_in_a_line(
+    cache: StateCache, tmp_path: Path, codec: str
+) -> None:
+    """They lie in their file, and are applied again where another plan's came between; in int4 there is no -8."""
+    ledger = Ledger(codec=codec)
+    plan = plan_of(ledger.founders, ledger.chain.head, codec=codec)
+    candidates, made = candidates_of(cache), []
+    for attempt in (0, 1):
+        finals = finals_of(msgspec.structs.replace(plan, attempt=attempt), ledger.founders, seed=attempt)
+        made.append(await candidates.candidate(ledger.state, finals, 0.5))
+    [path] = (tmp_path / "finals").glob(f"*-{made[0].finals.plan.hash.hex()}")
+    values = made[0].finals.chunks[0].encoded
+    at = path.read_bytes().index(values.tobytes()) + values.size // 2
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\x88" if codec == "int4" else bytes([values[values.size // 2] ^ 1]))
+    with pytest.raises(StorageError, match="has other finals of round 1 than were written; check the disk"):
+        await candidates.take(made[0])
+
+
 async def test_finals_are_on_disk_when_the_candidate_is_there(cache: StateCache, tmp_path: Path) -> None:
     ledger = Ledger()
     plan = plan_of(ledger.founders, ledger.chain.head)
