@@ -55,7 +55,7 @@ def memory_limit(name: str, size: int) -> Iterator[MemoryLimit]:
 def _limited(name: str, size: int) -> Path | None:
     """Make a control group with that limit below one of this process's; None where there can be none."""
     with contextlib.suppress(OSError):
-        for folder, unified in own_groups("memory", MOUNTS.read_text(), OWN_GROUPS.read_text()):
+        for _, folder, unified in own_groups("memory", MOUNTS.read_text(), OWN_GROUPS.read_text()):
             own, limit = folder / name, "memory.max" if unified else "memory.limit_in_bytes"
             own.mkdir()
             if (own / limit).exists():

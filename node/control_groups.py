@@ -17,13 +17,20 @@ MOUNTS: Final = Path("/proc/self/mounts")
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
 
 
-def own_groups(controller: str, mounts: str, own: str) -> Iterator[tuple[Path, bool]]:
-    """Folders of this process's control groups that may have that controller, and whether each is of version 2.
+def own_groups(controller: str, mounts: str, own: str) -> Iterator[tuple[Path, Path, bool]]:
+    """This process's control groups that may have that controller.
 
-    mounts, own: the texts of /proc/self/mounts and /proc/self/cgroup.
+    Of each: where its kind is mounted, its folder there, and whether it is of version 2. mounts, own: the texts of
+    /proc/self/mounts and /proc/self/cgroup.
     """
-    for mount, path, unified in _own_groups(controller, mounts, own):
-        yield Path(f"{mount}{path}"), unified
+    within = {names: path for _, names, path in (line.split(":", 2) for line in own.splitlines())}
+    for line in mounts.splitlines():
+        _, mount, kind, options, *_ = line.split()
+        if kind == "cgroup" and controller in options.split(","):
+            path = next((path for names, path in within.items() if controller in names.split(",")), "/")
+            yield Path(mount), Path(mount + path), False
+        elif kind == "cgroup2":
+            yield Path(mount), Path(mount + within.get("", "/")), True
 
 
 def usable_cores(mounts: Path = MOUNTS, own: Path = OWN_GROUPS) -> int:
@@ -55,25 +62,12 @@ def available_memory(mounts: Path = MOUNTS, own: Path = OWN_GROUPS) -> tuple[int
     return available, bound
 
 
-def _own_groups(controller: str, mounts: str, own: str) -> Iterator[tuple[str, str, bool]]:
-    """Where each is mounted, this process's path there, and whether it is of version 2."""
-    within = {names: path for _, names, path in (line.split(":", 2) for line in own.splitlines())}
-    for line in mounts.splitlines():
-        _, mount, kind, options, *_ = line.split()
-        if kind == "cgroup" and controller in options.split(","):
-            yield mount, next((path for names, path in within.items() if controller in names.split(",")), "/"), False
-        elif kind == "cgroup2":
-            yield mount, within.get("", "/"), True
-
-
 def _with_those_above(controller: str, mounts: Path, own: Path) -> Iterator[tuple[Path, bool]]:
     """This process's groups and all above them, as far as they can be seen.
 
     In a container that path may be the host's, and what is mounted the container's own group: then it is that alone.
     """
-    for mount, path, unified in _own_groups(controller, _text(mounts), _text(own)):
-        top = Path(mount)
-        folder = Path(f"{mount}{path}")
+    for top, folder, unified in own_groups(controller, _text(mounts), _text(own)):
         while folder != top and top in folder.parents:
             yield folder, unified
             folder = folder.parent

@@ -77,7 +77,7 @@ def find_quotas(mounts: str, own: str) -> Quotas | None:
 
     mounts, own: the texts of /proc/self/mounts and /proc/self/cgroup.
     """
-    for folder, unified in own_groups("cpu", mounts, own):
+    for _, folder, unified in own_groups("cpu", mounts, own):
         quotas = Quotas(folder=folder, unified=unified)
         if _works(quotas):
             return quotas
