@@ -199,9 +199,11 @@ class Transfer:
             while self._free and donor.has_room(self._sizes[self._free[0]]):
                 asks.append(self._ask(donor, self._free.popleft(), now))
         if not self._free:
+            etas_s = self._etas_s()
             for donor in fastest_first:
-                while (chunk := self._worth_stealing(donor, now)) is not None:
+                while (chunk := self._worth_stealing(donor, etas_s, now)) is not None:
                     asks.append(self._ask(donor, chunk, now))
+                    etas_s[chunk] = donor.owed_bytes / self._pace(donor)
         return asks
 
     def _pace(self, donor: _Donor) -> float:
@@ -221,16 +223,22 @@ class Transfer:
         self._asked_at[chunk] = now
         return Ask(donor.peer, chunk)
 
-    def _worth_stealing(self, donor: _Donor, now: float) -> int | None:
-        """The chunk that is furthest away, if `donor` has room and would bring it much sooner than who was asked."""
-        etas: dict[int, float] = {}
-        for other in self._donors.values():
-            ahead, pace = 0, self._pace(other)
-            for chunk in other.owed:
+    def _etas_s(self) -> dict[int, float]:
+        """Seconds until each chunk that is owed is here, by the first of those that were asked for it."""
+        etas_s: dict[int, float] = {}
+        for donor in self._donors.values():
+            ahead, pace = 0, self._pace(donor)
+            for chunk in donor.owed:
                 ahead += self._sizes[chunk]
-                etas[chunk] = min(ahead / pace, etas.get(chunk, inf))
+                eta_s = ahead / pace
+                if eta_s < etas_s.get(chunk, inf):
+                    etas_s[chunk] = eta_s
+        return etas_s
+
+    def _worth_stealing(self, donor: _Donor, etas_s: dict[int, float], now: float) -> int | None:
+        """The chunk that is furthest away, if `donor` has room and would bring it much sooner than who was asked."""
         best, best_eta = None, 0.0
-        for chunk, eta in etas.items():
+        for chunk, eta in etas_s.items():
             if eta > best_eta and chunk not in donor.owed and self._may_be_asked_of_another(chunk, now):
                 best, best_eta = chunk, eta
         if best is None or not donor.has_room(self._sizes[best]):
