@@ -27,7 +27,14 @@ from shoal.lab.campaigns.campaign_swarm import LivingSwarm, manifest_of_group
 from shoal.lab.campaigns.rounds import RoundJudge
 from shoal.lab.campaigns.settings import Soak
 from shoal.lab.campaigns.soak_faults import inject_fault
-from shoal.lab.campaigns.soak_measures import Sample, judge, look_at_folder, look_at_processes, unjudged
+from shoal.lab.campaigns.soak_measures import (
+    Sample,
+    entry_bytes,
+    judge,
+    look_at_folder,
+    look_at_processes,
+    unjudged,
+)
 from shoal.lab.campaigns.soak_plan import AWAY_S, KINDS, LINKED, SoakFault, draw_faults, steady_of
 from shoal.lab.campaigns.soak_report import SoakFaultRecord, SoakReport, to_json
 from shoal.lab.fleet import load_per_core
@@ -278,6 +285,7 @@ class _Course:
             lies=self._swarm.lies,
             digests_equal=self._digests_equal(),
             verdicts=verdicts,
+            entry_bytes=entry_bytes(self._swarm.honest[0].folder),
             problems=tuple(problems),
             trouble=self._trouble,
         )

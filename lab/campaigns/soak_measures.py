@@ -1,6 +1,7 @@
 """Measurements of a soak's processes and folders, sample by sample, and a verdict on whether any of it grows.
 
     rss, threads, descriptors    per process: the daemon and the trainer of every node
+    beyond the chain             of the daemons that live through it: rss, but for what the certificates that came take
     disk                         per data folder, without what is kept for ever (below) and what the soak itself prunes
     kept                         per data folder: logs and the chain of certificates, which grow by design; the chain
                                  also in checkpoints
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import msgspec
 import psutil  # type: ignore[import-untyped]
 
 from shoal.node.reporting.event_files import LOG_NAME, earlier_of
+from shoal.node.state.checkpoint_check import read_chain
 
 Measure = Literal["rss", "threads", "descriptors", "disk", "kept"]
 Role = Literal["daemon", "trainer", "folder"]
@@ -42,6 +45,9 @@ THREADS_GROWTH: Final = 2.0
 DESCRIPTORS_GROWTH: Final = 6.0
 DISK_GROWTH_BYTES: Final = 2 << 20
 """The log of promises is rewritten at one MiB (`shoal.node.state.store`); all else is replaced as rounds go by."""
+BEYOND_CHAIN_BYTES_PER_H: Final = 1e6
+BEYOND_CHAIN_FROM_S: Final = 3600.0
+"""Of a shorter soak a slope says too little."""
 KEPT_BYTES_PER_ROUND: Final = 16 << 10
 """Certificate, events and log lines of a round of a few nodes, with the faults of a soak among them."""
 
@@ -81,7 +87,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Verdict on the growth of one measure of one process or folder.
 
     lives: how many processes were compared; 1 for one that lived through the soak. before, after: the medians that were
-    compared; for `kept`, bytes a round. slope_per_h: the median of all slopes between two samples (Theil and Sen).
+    compared; for `kept`, bytes a round. slope_per_h: the median of all slopes between two samples (Theil and Sen);
+    rounds_per_h: likewise, of the rounds that the node had certified.
     """
 
     measure: Measure
@@ -92,6 +99,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     after: float
     limit: float
     slope_per_h: float | None = None
+    rounds_per_h: float | None = None
 
     @property
     def growth(self) -> float:
@@ -215,7 +223,7 @@ def unjudged(verdicts: Sequence[Verdict], *, nodes: int, steady: Sequence[int]) 
     )
 
 
-def _value(sample: Sample, measure: Measure) -> float:
+def _value(sample: Sample, measure: Measure | Literal["round"]) -> float:
     return float(getattr(sample, measure))
 
 
@@ -245,6 +253,7 @@ def _through(measure: Measure, samples: Sequence[Sample], windows: _Windows) -> 
             after=_median(late, measure),
             limit=GROWTH_LIMITS[measure],
             slope_per_h=slope(settled, measure),
+            rounds_per_h=slope(settled, "round"),
         )
     ]
 
@@ -285,7 +294,35 @@ def _at_equal_age(measure: Measure, samples: Sequence[Sample]) -> list[Verdict]:
     ]
 
 
-def slope(samples: Sequence[Sample], measure: Measure) -> float | None:
+def entry_bytes(folder: Path) -> int:
+    """Bytes of memory that an entry of the chain in a data folder takes, on average, as a daemon holds it. Blocks.
+
+    Raises ConfigError.
+    """
+    read_chain(folder)  # what is remembered of signatures is bounded, and is there from now on
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        chain = read_chain(folder)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return (after - before) // max(chain.height, 1)
+
+
+def beyond_chain_per_h(verdicts: Sequence[Verdict], entry_bytes: int) -> float | None:
+    """The most that a daemon that lived through the soak grew an hour, but for its chain; None of none."""
+    grew = [
+        verdict.slope_per_h - verdict.rounds_per_h * entry_bytes
+        for verdict in verdicts
+        if (verdict.measure, verdict.role) == ("rss", "daemon")
+        and verdict.slope_per_h is not None
+        and verdict.rounds_per_h is not None
+    ]
+    return max(grew, default=None)
+
+
+def slope(samples: Sequence[Sample], measure: Measure | Literal["round"]) -> float | None:
     """Growth of a measure per hour: the median slope of pairs half the samples apart; None of too few."""
     apart = len(samples) // 2
     if apart < LEAST_SAMPLES:

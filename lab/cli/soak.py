@@ -78,10 +78,17 @@ def summary(report: SoakReport, out: Path) -> list[str]:
     if report.without_links is not None:
         lines.append(f"links      left alone: {in_one_line(report.without_links)}")
     lines += [verdict_line(verdict) for verdict in report.verdicts]
+    if report.beyond_chain_per_h is not None:
+        mark = "  GROWS" if report.grows_beyond_chain else ""
+        lines.append(
+            f"chain      {count(report.entry_bytes, 'byte')} an entry in memory; beyond it a daemon grew by at most "
+            f"{report.beyond_chain_per_h / 1e6:.2f} MB an hour{mark}"
+        )
     if ok(report):
         return [*lines, f"report     {out / 'soak.json'}", "all is as it should be"]
     reasons = [] if report.trouble is None else [in_one_line(report.trouble)]
     reasons += [f"{v.measure} of node {v.node}'s {v.role} grows" for v in report.grown]
+    reasons += ["a daemon grows beyond its chain"] if report.grows_beyond_chain else []
     reasons += [in_one_line(problem) for problem in report.problems[:PROBLEMS_SHOWN]]
     return [*lines, *(f"FAILED     {reason}" for reason in reasons or ["nothing was checked"])]
 

@@ -30,6 +30,8 @@ from shoal.lab.campaigns.soak_measures import (
     Measure,
     Sample,
     Verdict,
+    beyond_chain_per_h,
+    entry_bytes,
     judge,
     look_at_folder,
     look_at_processes,
@@ -57,6 +59,7 @@ from shoal.testnet.check import Witness
 from shoal.testnet.faults import NotWhole
 from shoal.testnet.journal import Journal
 from shoal.testnet.scenario import Fault
+from tests.node.checkpoint_lab import new_ledger
 from tests.testnet.test_check import PEERS, flip, write_round
 
 MIB = 1 << 20
@@ -270,6 +273,22 @@ def test_slope_is_what_most_pairs_of_samples_say() -> None:
     assert slope(samples()[:5], "rss") is None
 
 
+def test_growth_beyond_the_chain_is_what_its_entries_do_not_take() -> None:
+    """A round every ten seconds, 1,000 bytes each; the daemon that grew the most, and no trainer, says how much."""
+    found = judge(
+        [*samples(per_h={"rss": 0.36e6 + 2e6}), *samples(node=1), *samples(role="trainer", per_h={"rss": 9e6})],
+        seconds=TWO_HOURS_S,
+        steady=range(2),
+    )
+    assert beyond_chain_per_h(found, 1000) == pytest.approx(2e6, rel=1e-2)
+    assert beyond_chain_per_h([verdict for verdict in found if verdict.role == "trainer"], 1000) is None
+
+
+@pytest.mark.parametrize("rounds", [4, 24])
+def test_an_entry_takes_the_same_memory_in_a_chain_of_any_length(tmp_path: Path, rounds: int) -> None:
+    assert 700 < entry_bytes(new_ledger(rounds).checkpoint(tmp_path, rounds)) < 4000
+
+
 def test_this_process_and_a_folder_are_seen_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "1.safetensors").write_bytes(bytes(1000))
@@ -450,7 +469,20 @@ GOOD = SoakReport(
     gap_bound_s=60.0,
     load=1.0,
     digests_equal=True,
-    verdicts=(Verdict(measure="rss", node=0, role="daemon", lives=1, before=1e8, after=1.01e8, limit=1.6e7),),
+    verdicts=(
+        Verdict(
+            measure="rss",
+            node=0,
+            role="daemon",
+            lives=1,
+            before=1e8,
+            after=1.01e8,
+            limit=1.6e7,
+            slope_per_h=2.0e6,
+            rounds_per_h=750.0,
+        ),
+    ),
+    entry_bytes=2000,
     problems=(),
 )
 GROWN = Verdict(measure="threads", node=2, role="daemon", lives=9, before=11, after=19, limit=2)
@@ -469,11 +501,15 @@ GROWN = Verdict(measure="threads", node=2, role="daemon", lives=9, before=11, af
         {"problems": ("node 0: its trainer was started 2 times",)},
         {"trouble": "all contribute again: not within 180 s"},
         {"verdicts": (GROWN,)},
+        {"entry_bytes": 1000},  # of 2 MB an hour the chain then explains no more than 0.75
     ],
 )
 def test_whatever_is_not_as_it_should_be_fails_the_soak(wrong: dict[str, object], tmp_path: Path) -> None:
     assert ok(GOOD)
     assert summary(GOOD, tmp_path)[-1] == "all is as it should be"
+    chain = "chain      2000 bytes an entry in memory; beyond it a daemon grew by at most 0.50 MB an hour"
+    assert chain in summary(GOOD, tmp_path)
+    assert ok(msgspec.structs.replace(GOOD, entry_bytes=1000, seconds=3599.0)), "too short for a slope"
     bad = msgspec.structs.replace(GOOD, **wrong)
     assert not ok(bad)
     assert json.loads(to_json(bad))["ok"] is False
