@@ -51,6 +51,7 @@ from shoal.node.loops.loop_client import Anchor, AnchorHere, LoopClient, Order
 from shoal.node.loops.loop_daemon import LOG_NAME, LoopDaemon, found_or_started
 from shoal.node.loops.loop_snapshots import LoopSnapshots
 from shoal.node.loops.loop_steps import (
+    NOT_ENTERED,
     OptimizerSteps,
     Tally,
     TrainedParameters,
@@ -132,6 +133,7 @@ VAIN = (
     "before the last %d calls of step() the optimizer that join() was given made no step, so they count nothing: give "
     "join() the optimizer that the loop uses, not one made before it"
 )
+ENTERED = "a swarm is joined once; call join() again for another `with`"
 NEWER = (
     "parameter %r is trained here and by nobody else: it was frozen, or not there, when join() was called, so nothing "
     "of it travels. Have all that is to be trained in the model, unfrozen, before join(), in a swarm founded with it"
@@ -215,6 +217,7 @@ class Swarm:
             period_s=UNSTEPPED_S, is_wanted=self._is_to_train, tell=lambda seconds: self._warn(UNSTEPPED, seconds)
         )
         self._stepped = False
+        self._entered = False
         self._accounts: Accounts
         self._snapshots: LoopSnapshots
         self.peer_id = ""
@@ -237,6 +240,9 @@ class Swarm:
 
         Raises ConfigError, one line that says what to do, and NetworkError if the swarm is not reached in time.
         """
+        if self._entered:
+            raise ConfigError(ENTERED)
+        self._entered = True
         atexit.register(self._at_exit)
         if self.talks:
             _be_heard()
@@ -409,11 +415,14 @@ class Swarm:
         of all of them. A step that the optimizer did not make counts nothing. `loss` is the mean loss of the step, for
         reports. May wait for the other nodes, and changes the parameters when a round is done.
 
-        Raises FloatingPointError if the parameters are no longer finite; such are never contributed.
+        Raises FloatingPointError if the parameters are no longer finite; such are never contributed. ConfigError before
+        joining.
         """
         counted = tokens_of_told(tokens)
         made, self._stepped = self._steps.made(), True
         if self._client is None:
+            if not self._entered:
+                raise ConfigError(NOT_ENTERED)
             return False
         self._vain_calls = 0 if made else self._vain_calls + 1
         if self._vain_calls >= VAIN_CALLS:

@@ -11,6 +11,7 @@ each has the callback, and they are one node. Needs the extra `shoal[hf]`.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,21 @@ def _processes(args: Any) -> int:
     return int(args.world_size) if args.average_tokens_across_devices else 1
 
 
+class _Batches:
+    """The hook by which a callback sees its model's batches. That of a copied or saved model sees nothing."""
+
+    def __init__(self, callback: SwarmCallback | None) -> None:
+        self._callback = None if callback is None else weakref.ref(callback)
+
+    def __call__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        callback = None if self._callback is None else self._callback()
+        if callback is not None:
+            callback.saw_batch(model, args, kwargs, output)
+
+    def __reduce__(self) -> tuple[type[_Batches], tuple[None]]:
+        return _Batches, (None,)
+
+
 class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ships no types
     """Takes what `join` takes, beside the model and the optimizer, which are the Trainer's.
 
@@ -45,7 +61,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         self._manifest = manifest
         self._settings = settings
         self._hook: Any = None
-        self._weight = 0
+        self._weights: list[int] = []
         self._losses: list[torch.Tensor] = []
         self._summed = False
         self.swarm: Swarm | OtherRank | None = None
@@ -54,7 +70,7 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         """Join the swarm. Raises ConfigError, NetworkError."""
         self._leave()  # what failed before, or is tried again with smaller batches, did not come to its end
         model = parts["model"]
-        self._hook = model.register_forward_hook(self._saw_batch, with_kwargs=True)
+        self._hook = model.register_forward_hook(_Batches(self), with_kwargs=True)
         self.swarm = join(model, parts["optimizer"], self._manifest, **self._settings)
         self.swarm.__enter__()
         self._forget_batches()
@@ -64,9 +80,9 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         assert self.swarm is not None
         loss: torch.Tensor | None = None
         if self._losses:
-            losses = torch.stack(self._losses)
+            losses = torch.stack([one.to(self._losses[0].device) for one in self._losses])  # of replicas on several
             loss = losses.sum() * _processes(args) if self._summed else losses.mean()
-        weight = self._weight
+        weight = sum(self._weights)
         self._forget_batches()
         self.swarm.step(tokens=weight, loss=loss)
         if self.swarm.over:
@@ -94,13 +110,13 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
         if self.swarm is not None:
             self.swarm.close()
 
-    def _saw_batch(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def saw_batch(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note the size and the loss of a batch; several may make one step."""
         if not model.training or not torch.is_grad_enabled():
             return
         tokens = kwargs.get("input_ids")
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.ndim]
-        self._weight += tokens.numel() if tokens is not None else len(tensors[0]) if tensors else 1
+        self._weights.append(tokens.numel() if tokens is not None else len(tensors[0]) if tensors else 1)
         loss = getattr(output, "loss", None)
         if loss is not None:
             self._losses.append(loss.detach().float().clone())  # the Trainer scales it in place
@@ -108,4 +124,4 @@ class SwarmCallback(TrainerCallback):  # type: ignore[misc]  # transformers ship
             self._summed = kwargs.get("num_items_in_batch") is not None
 
     def _forget_batches(self) -> None:
-        self._weight, self._losses, self._summed = 0, [], False
+        self._weights, self._losses, self._summed = [], [], False

@@ -13,6 +13,8 @@ import torch
 from shoal.node.single_number import single_number, tokens_of_step
 from shoal.protocol.errors import ConfigError
 
+NOT_ENTERED = "step() comes after joining: call it within `with join(...) as swarm:`"
+
 
 def bare(model: torch.nn.Module) -> torch.nn.Module:
     """The model inside the wrappers that give its parameters other names: torch.compile's and DataParallel's."""

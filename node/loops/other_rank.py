@@ -10,6 +10,7 @@ from typing import Self
 import torch
 
 from shoal.node.loops.loop_steps import (
+    NOT_ENTERED,
     OptimizerSteps,
     Tally,
     bare,
@@ -57,6 +58,7 @@ class OtherRank:
         self._evaluate = evaluate
         self._tally = Tally()
         self._group: RankGroup | None = None
+        self._entered = False
         self._parts: OwnParts
         self.peer_id = ""
         self.seed = 0
@@ -69,6 +71,7 @@ class OtherRank:
 
     def __enter__(self) -> Self:
         """Join with rank 0. Raises what that raises, and NetworkError where it is gone or late."""
+        self._entered = True
         self._group = RankGroup()
         try:
             self._take_part("join")
@@ -96,6 +99,8 @@ class OtherRank:
         counted = tokens_of_told(tokens)
         made = self._steps.made()
         if not self.active:
+            if not self._entered:
+                raise ConfigError(NOT_ENTERED)
             return False
         if made:
             self._tally.add(made, counted, loss)
@@ -152,7 +157,7 @@ class OtherRank:
 
     def _write(self, order: Write, group: RankGroup) -> None:
         spans = overlap(order.spans, self._parts.held)
-        values = torch.empty(sum(stop - start for start, stop in spans), dtype=torch.float32)
+        values = torch.empty(sum(stop - start for start, stop in spans), dtype=torch.float32, device="cpu")
         self._parts.write(spans, group.broadcast(values) if order.whole else group.receive_values(0, values))
 
     def _go_on(self, order: Proceed) -> None:

@@ -191,11 +191,12 @@ class RankGroup:
 
     def _receive(self, rank: int) -> bytes:
         framing = Framing()
-        first = self.receive_values(rank, torch.empty(FIRST_BYTES, dtype=torch.uint8)).numpy().tobytes()
+        first = self.receive_values(rank, torch.empty(FIRST_BYTES, dtype=torch.uint8, device="cpu")).numpy().tobytes()
         length = LENGTH_BYTES + int.from_bytes(first[:LENGTH_BYTES])
         for frame in framing.feed(first[:length]):
             return frame
-        rest = self.receive_values(rank, torch.empty(length - FIRST_BYTES, dtype=torch.uint8)).numpy().tobytes()
+        room = torch.empty(length - FIRST_BYTES, dtype=torch.uint8, device="cpu")
+        rest = self.receive_values(rank, room).numpy().tobytes()
         return next(framing.feed(rest))
 
     def send_values(self, rank: int, values: torch.Tensor) -> None:

@@ -131,9 +131,9 @@ class GroupFlat(HostFlat):
         parts = [overlap(_spans(spans), handed) for handed in self._handed]
         if any(parts[rank] for rank in self._leader.others):
             self._leader.tell(Read(spans=_spans(spans)))
-        out = torch.zeros(_values(_spans(spans)), dtype=torch.float32)
+        out = torch.zeros(_values(_spans(spans)), dtype=torch.float32, device="cpu")
         for rank, part in enumerate(parts):
-            values = self._own.read(part) if not rank else torch.empty(_values(part), dtype=torch.float32)
+            values = self._own.read(part) if not rank else torch.empty(_values(part), dtype=torch.float32, device="cpu")
             if rank:
                 self._leader.group.receive_values(rank, values)
             for there, here in _among(spans, part):

@@ -103,12 +103,12 @@ class DeviceCopies:
     def room(self, numel: int) -> torch.Tensor:
         """``(numel,) float32`` in page-locked host memory; in other memory where none is to be had."""
         try:
-            return torch.empty(numel, dtype=torch.float32, pin_memory=True)
+            return torch.empty(numel, dtype=torch.float32, device="cpu", pin_memory=True)
         except RuntimeError as error:
             if not self._pageable:
                 self._pageable = True
                 logger.warning("no page-locked memory for %d values (%s); training waits for copies", numel, error)
-            return torch.empty(numel, dtype=torch.float32)
+            return torch.empty(numel, dtype=torch.float32, device="cpu")
 
 
 def joined(vector: torch.Tensor, spans: Sequence[slice]) -> torch.Tensor:
@@ -143,7 +143,7 @@ class HostFlat(ABC):
 
     def new_vector(self) -> torch.Tensor:
         """Return ``(numel,) float32`` zeros in host memory."""
-        return torch.zeros(self.layout.numel, dtype=torch.float32)
+        return torch.zeros(self.layout.numel, dtype=torch.float32, device="cpu")
 
     new_base = new_vector
 
@@ -244,7 +244,7 @@ class FlatParameters:
 
     def new_vector(self) -> torch.Tensor:
         """Return ``(numel,) float32`` zeros in host memory."""
-        return torch.zeros(self.layout.numel, dtype=torch.float32)
+        return torch.zeros(self.layout.numel, dtype=torch.float32, device="cpu")
 
     @property
     def on_host(self) -> bool:

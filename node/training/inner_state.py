@@ -263,7 +263,7 @@ class Snapshotter:
         size = sum(map(_room_bytes, places))
         if len(self._memory) < size:
             pinned = torch.cuda.is_available()
-            self._memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned).numpy().data
+            self._memory = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=pinned).numpy().data
         return _WrittenCopy(self._memory, path, places, metadata)
 
     def take(self, state: InnerState, path: Path, *, base: bytes = b"", began: float | None = None) -> Writing:
@@ -477,7 +477,7 @@ class SavedInner:
         vectors: dict[str, torch.Tensor] = {}
         for name in ("kept", "local"):
             if name in self._file.names:
-                vectors[name] = torch.zeros(numel, dtype=torch.float32)
+                vectors[name] = torch.zeros(numel, dtype=torch.float32, device="cpu")
                 self.copy_to(name, vectors[name])
         return SavedAccounts(
             kept=vectors.get("kept"),

@@ -651,6 +651,35 @@ def test_loop_whose_optimizer_is_another_than_it_joined_with_is_told(
         assert warnings() == [own_loop.VAIN % own_loop.VAIN_CALLS]
 
 
+def test_a_swarm_is_entered_before_its_first_step_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=50)
+        await end.expect(Detached)
+
+    with Ends(tmp_path, daemon):
+        swarm = joining(tmp_path, monkeypatch, model, optimizer)
+        learn(model, optimizer, 0)
+        with pytest.raises(ConfigError, match=r"step\(\) comes after joining"):
+            swarm.step(tokens=1)
+        with swarm:
+            assert swarm.step(tokens=1, loss=learn(model, optimizer, 1))
+        assert not swarm.step(tokens=1), "after the end a loop goes on by itself"
+        with pytest.raises(ConfigError, match=r"call join\(\) again"), swarm:
+            pass
+
+
+def test_host_vectors_are_on_the_host_whatever_device_is_the_default() -> None:
+    flat_parameters = FlatParameters(torch.nn.Linear(3, 1))
+    with torch.device("meta"):
+        made_there = (flat_parameters.new_vector(), flat_parameters.new_base())
+    assert [vector.device.type for vector in made_there] == ["cpu", "cpu"]
+
+
 @pytest.mark.parametrize("replaces", [False, True])
 def test_loop_that_trains_what_does_not_travel_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, replaces: bool

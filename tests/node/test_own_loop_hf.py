@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,4 +40,19 @@ def test_training_that_failed_and_begins_again_leaves_first_and_counts_each_batc
         swarms.append(callback.swarm)
     assert [swarm.life for swarm in swarms] == [["joined", "left"], ["joined"]]
     model(torch.zeros(5, 3))
-    assert callback._weight == 5
+    assert sum(callback._weights) == 5
+
+
+def test_a_model_that_is_copied_or_saved_amid_training_is_seen_by_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As an average of it is, or the best one so far."""
+    pytest.importorskip("transformers", reason="the extra shoal[hf] is not installed")
+    monkeypatch.setattr(own_loop_hf, "join", Joined)
+    model, callback = torch.nn.Linear(3, 1), SwarmCallback("swarm.toml")
+    callback.lock = threading.Lock()  # a swarm has some
+    callback.on_train_begin(None, None, None, model=model, optimizer=None)
+    torch.save(model, tmp_path / "model")
+    for other in (copy.deepcopy(model), torch.load(tmp_path / "model", weights_only=False)):
+        assert torch.equal(other(torch.ones(5, 3)), model(torch.ones(5, 3)))
+    assert callback._weights == [5, 5], "those of the model alone"
