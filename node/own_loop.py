@@ -143,6 +143,10 @@ NO_ROUND = (
     "what the loop joined with; train longer, or found a swarm with fewer `inner_steps` in its [sync]"
 )
 LAST_STEPS = "the last %s of this loop ended no round: the model has what was learnt in them, at_anchor() has it not"
+NOT_CERTIFIED = (
+    "the last %s of this loop are in no round that was certified before it ended: the model has what was learnt in "
+    "them, at_anchor() has it not; train on until the round is over"
+)
 PAUSED = (
     "this node is paused, and step() waits: `shoal resume --data-dir %s` goes on, `shoal status --data-dir %s` says why"
 )
@@ -201,6 +205,7 @@ class Swarm:
         self._vain_calls = 0
         self._round_steps = 0  # of a round, as it was ordered
         self._contributed = False
+        self._contributed_steps = 0  # in the newest contribution
         self._steps_wanted = 0  # until the order's contribution, or its end
         self._overlapping = False  # beyond its contribution
         self._paused = False
@@ -333,8 +338,8 @@ class Swarm:
                 daemon.end()
             if parts and client is not None:
                 self._say_parted(client.waits_s, leaves=leaves)
-                if not failed and self._accounts.steps:
-                    self._say_unfinished(self._accounts.steps)
+                if not failed:
+                    self._say_unfinished()
 
     def _say_parted(self, waits_s: float | None, *, leaves: bool) -> None:
         """Say what becomes of the node: it left, or it waits so long for a loop."""
@@ -348,9 +353,14 @@ class Swarm:
             self._data_dir,
         )
 
-    def _say_unfinished(self, steps: int) -> None:
-        """Say that the steps since the newest contribution are the loop's alone."""
-        if self._contributed:
+    def _say_unfinished(self) -> None:
+        """Say which steps are the loop's alone: those since the newest contribution, and its own while it waits."""
+        steps = self._accounts.steps
+        if self._accounts.waiting:
+            logger.warning(NOT_CERTIFIED, count(self._contributed_steps + steps, "step"))
+        elif not steps:
+            return
+        elif self._contributed:
             logger.info(LAST_STEPS, count(steps, "step"))
         else:
             logger.warning(NO_ROUND, steps, self._round_steps)
@@ -512,6 +522,7 @@ class Swarm:
             raise FloatingPointError(f"{error}; the swarm's state is as it was") from None
         self._tally = Tally()
         self._last_loss, self._contributed = loss if told else None, True
+        self._contributed_steps = tally.steps
         self._overlapping = self._accounts.goes_on
         if not self._overlapping:
             self._order = None

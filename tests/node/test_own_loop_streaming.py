@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.node import own_loop
+from shoal.node.loops.external_trainer import Detached
 from shoal.node.pipe import Stop
 from shoal.node.training.accounts import Accounts
 from shoal.node.training.trainer_messages import InnerSettings, Retune, SyncSettings
@@ -170,6 +172,26 @@ def test_the_last_anchor_is_taken_though_the_daemon_has_left_before_the_overlap_
     expected = mixed(local, anchors[1], 1, 0.25)
     expected[FRAGMENTS[0]] = (local - anchors[0] + anchors[1])[FRAGMENTS[0]]  # that fragment's anchor changed as well
     np.testing.assert_allclose(flat(model), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_loop_that_ends_while_its_contribution_waits_is_told_that_it_is_in_no_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, more: int
+) -> None:
+    model, optimizer = made()
+
+    async def daemon(end: DaemonEnd) -> None:
+        await end.apply(await end.initial(), 0, fresh=True)
+        await end.train(1, steps=STEPS)
+        await end.contribution()
+        await end.expect(Detached)
+
+    with Ends(tmp_path, daemon, sync=FAST), joining(tmp_path, monkeypatch, model, optimizer) as swarm:
+        for number in range(STEPS + more):
+            learn(model, optimizer, number)
+            assert swarm.step(tokens=TOKENS)
+    told = own_loop.NOT_CERTIFIED % f"{STEPS + more} steps"
+    assert [record.getMessage() for record in caplog.records if "at_anchor()" in record.getMessage()] == [told]
 
 
 def test_loop_that_ran_out_of_memory_in_an_anchor_shares_nothing_any_more(
